@@ -41,7 +41,7 @@ def file_of(name: str) -> Path:
     from moetraffic import data
 
     if name == "golden":
-        return data.path("golden-v1.5.h5")
+        return data.path("golden-uncounted.h5")
     return data.path(f"{name}.h5") if name in INPUTS["runs"] else FILES / f"{name}.h5"
 
 
@@ -168,8 +168,7 @@ def site_figures(trace: Any, number: int) -> dict[str, Any]:
     """Return what a trace holds of the calls of one site."""
     site = trace.sites[number]
     calls = np.flatnonzero(trace.occurrences.site == number)
-    sources = "layer_source phase_source direction_source"
-    found = fields(site, f"dtype row_bytes experts {sources}")
+    found = fields(site, "dtype row_bytes experts source")
     found["iterations"] = trace.occurrences.iteration[calls]
     found["sequence"] = trace.occurrences.sequence[calls]
     for name in ("present", "recorded", "recovered"):
@@ -179,7 +178,7 @@ def site_figures(trace: Any, number: int) -> dict[str, Any]:
     )
     if site.operation == "routing":
         found["dropped"] = content(trace, trace.dropped, calls)
-        if site.choices:
+        if site.token_sample:
             found["token_sample"] = trace.choices(calls)
     names = ("issue", "start", "end")
     found["times"] = dict(zip(names, trace.times(calls), strict=True))
@@ -218,7 +217,7 @@ def trace_figures(trace: Any) -> dict[str, Any]:
     table = trace.calls()
     return {
         "meta": {k: v for k, v in trace.meta.as_dict().items() if k not in NOT_KEPT},
-        "steps": fields(steps, "iteration source kind_source tokens loss"),
+        "steps": fields(steps, "iteration source tokens loss"),
         "kinds": iter(steps.kind),
         "layers": trace.layers,
         "groups": iter(sorted(f"{g.kind} {list(g.ranks)}" for g in trace.groups)),
@@ -266,8 +265,7 @@ def derived(trace: Any) -> dict[str, Any]:
 
 def scaling(options: Mapping[str, Any]) -> Any:
     """Make the options of a rescaled trace."""
-    from moetraffic.trace.rescaling import Scaling
-    from moetraffic.trace.rescaling.byte_factor import factor_of
+    from moetraffic.trace.what_if.rescale import Scaling, factor_of
 
     factor = {"factor": factor_of(options["factor"])} if "factor" in options else {}
     return Scaling(**{**options, **factor})
@@ -276,7 +274,7 @@ def scaling(options: Mapping[str, Any]) -> Any:
 def what_if_room() -> Cases:
     """Yield traces of the same run on other ranks, with other bytes or placements."""
     from moetraffic import place
-    from moetraffic.trace.rescaling import rescale
+    from moetraffic.trace.what_if.rescale import rescale
 
     def rescaled(name: str, options: Mapping[str, Any]) -> Any:
         return derived(rescale(open_trace(name), scaling(options)))

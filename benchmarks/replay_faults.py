@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -284,8 +284,9 @@ def small_trace(ranks: int, seed: int, late_ns: int) -> Any:
 
     Rank 1 issues its operations ``late_ns`` later than the others.
     """
-    from moetraffic.trace.model import Group, Meta, Occurrences, Site, Steps, WireForm
+    from moetraffic.trace.model import Group, Meta, Occurrences, Site, Steps
     from moetraffic.trace.panel import ArrayPanel
+    from moetraffic.trace.routed import blank_panels
     from moetraffic.trace.trace import Trace
 
     names = [
@@ -302,7 +303,6 @@ def small_trace(ranks: int, seed: int, late_ns: int) -> Any:
             layer=layer,
             dtype="float32",
             row_bytes=1,
-            wire=WireForm.STORED,
         )
         for layer, phase in names
     ]
@@ -312,30 +312,32 @@ def small_trace(ranks: int, seed: int, late_ns: int) -> Any:
     issue = (1_000 * when + site)[:, None] * np.full(ranks, 1_000)
     issue[:, 1] += late_ns
     random = np.random.default_rng(seed)
-    each = np.zeros((ITERATIONS, ranks), np.int64)
+    groups = [Group(kind="ep", ranks=tuple(range(ranks)))]
+    call = f"call_{ranks}"
     return Trace(
         meta=Meta(world=ranks, dp=ranks, layers=LAYERS),
-        groups=[Group(kind="ep", ranks=tuple(range(ranks)))],
+        groups=groups,
         sites=sites,
         occurrences=Occurrences(
-            iteration=when, site=site, sequence=np.full(count, -1, np.int64)
+            iteration=when,
+            site=site,
+            sequence=np.full(count, -1, np.int64),
+            matrix=np.arange(count),
+            transposed=np.zeros(count, bool),
         ),
-        panels={
-            f"present_{ranks}": ArrayPanel(np.ones((count, ranks), np.uint8)),
-            f"issue_{ranks}": ArrayPanel(issue),
-            f"start_{ranks}": ArrayPanel(issue + 10),
-            f"end_{ranks}": ArrayPanel(issue + 20),
-            f"wire_{ranks}": ArrayPanel(
+        panels=blank_panels(groups, sites, site)
+        | {
+            f"{call}/issue": ArrayPanel(issue),
+            f"{call}/start": ArrayPanel(issue + 10),
+            f"{call}/end": ArrayPanel(issue + 20),
+            f"{call}/wire": ArrayPanel(
                 random.integers(8, 20_000, (count, ranks, ranks), dtype=np.int64)
             ),
         },
-        steps=Steps(
-            iteration=np.arange(ITERATIONS),
-            kind=("train",) * ITERATIONS,
-            loss=np.full((ITERATIONS, ranks), np.nan),
-            tokens=each,
-            start=each,
-            end=each + 1,
+        steps=replace(
+            Steps.of_training(np.arange(ITERATIONS), ranks, tokens=0),
+            start=np.zeros((ITERATIONS, ranks), np.int64),
+            end=np.ones((ITERATIONS, ranks), np.int64),
         ),
     )
 

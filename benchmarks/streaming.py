@@ -24,53 +24,35 @@ import numpy as np
 from page import save
 
 from moetraffic.data import path as data_path
-from moetraffic.trace import ROUTING, UNKNOWN_TIME, Meta, Trace
-from moetraffic.trace.model import (
-    PLACEMENT,
-    DroppedForm,
-    Group,
-    Occurrences,
-    Site,
-    Steps,
-    WireForm,
-)
+from moetraffic.trace import ROUTING, Group, Meta, Steps, Trace
+from moetraffic.trace.matrix import contiguous_placement
+from moetraffic.trace.panel import ComputedPanel
+from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 
 TOKENS = 32768  # copies of a rank in an iteration
 ROUNDS = 5
 DRAWN = 1024  # matrices; longer traces are blocks of them in other orders
 
 
-class Repeated:
-    """A panel ``[N, ...]`` of blocks of drawn matrices, made when it is read."""
+def repeated(
+    matrices: np.ndarray[Any, Any], rows: int, block: int, seed: int
+) -> ComputedPanel:
+    """Return a panel ``[N, ...]`` of blocks of drawn matrices, made when it is read."""
+    blocks = np.random.default_rng(seed).integers(
+        0, len(matrices) // block, rows // block + 1
+    )
 
-    def __init__(self, drawn: np.ndarray[Any, Any], rows: int, block: int = 32) -> None:
-        self._drawn, self._block = drawn, block
-        self.shape, self.dtype = (rows, *drawn.shape[1:]), drawn.dtype
-        self._order = np.random.default_rng(3).integers(
-            0, len(drawn) // block, rows // block + 1
-        )
-
-    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+    def compute(start: int, stop: int) -> np.ndarray[Any, Any]:
         at = np.arange(start, stop)
-        return self._drawn[
-            self._order[at // self._block] * self._block + at % self._block
-        ]
+        return matrices[blocks[at // block] * block + at % block]
 
-
-class Constant:
-    """A panel of one value."""
-
-    def __init__(self, value: int, shape: tuple[int, ...], dtype: str) -> None:
-        self.shape, self.dtype, self._value = shape, np.dtype(dtype), value
-
-    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        return np.full((stop - start, *self.shape[1:]), self._value, self.dtype)
+    return ComputedPanel((rows, *matrices.shape[1:]), matrices.dtype, compute)
 
 
 def drawn(ranks: int, experts: int, tokens: int, count: int) -> np.ndarray[Any, Any]:
     """Demand ``[count, R, E]`` int32 around the loads of a captured run."""
     rng = np.random.default_rng(1)
-    with Trace.open(data_path("golden-v1.h5")) as trace:
+    with Trace.open(data_path("golden.h5")) as trace:
         seen = trace.demand(trace.complete(trace.find(operation=ROUTING))).sum(axis=1)
     shares = np.sort(seen / seen.sum(axis=1, keepdims=True), axis=1)
     base = np.interp(
@@ -86,76 +68,36 @@ def drawn(ranks: int, experts: int, tokens: int, count: int) -> np.ndarray[Any, 
 
 def write(path: Path, *, ranks: int, experts: int, layers: int, iterations: int) -> int:
     """Write a trace; returns the bytes of its demand."""
-    rows = layers * iterations
-    few = max(1, min(DRAWN, rows, (256 << 20) // (4 * ranks * experts)))
-    demand = Repeated(drawn(ranks, experts, TOKENS, few), rows, min(32, few))
-    routing = [
-        Site(
-            group=0,
-            operation=ROUTING,
-            layer=n,
-            experts=experts,
-            dropped=DroppedForm.NONE,
-        )
-        for n in range(layers)
-    ]
-    dispatch = [
-        Site(
-            group=0,
-            operation="all_to_all",
-            phase="dispatch",
-            layer=n,
-            dtype="bfloat16",
-            row_bytes=4096,
-            wire=WireForm.DEMAND,
-            routing=n,
-            wire_checked=iterations,
-        )
-        for n in range(layers)
-    ]
-    total = 2 * rows
-    placement = np.zeros(layers * experts, PLACEMENT)
-    placement["layer"] = np.repeat(np.arange(layers), experts)
-    placement["expert"] = np.tile(np.arange(experts), layers)
-    placement["rank"] = placement["expert"] * ranks // experts
-    unknown = {
-        f"{name}_{ranks}": Constant(UNKNOWN_TIME, (total, ranks), "<i8")
-        for name in ("issue", "start", "end")
-    }
-    steps = (iterations, ranks)
-    trace = Trace(
+    few = max(1, min(DRAWN, iterations, (256 << 20) // (4 * ranks * experts)))
+    matrices = drawn(ranks, experts, TOKENS, few)
+    groups, when = [Group(kind="ep", ranks=tuple(range(ranks)))], np.arange(iterations)
+    trace = trace_of_routing(
+        [
+            RoutedLayer(
+                layer=n,
+                slot=0,
+                iteration=when,
+                demand=repeated(matrices, iterations, min(32, few), n),
+                dropped=None,
+                row_bytes=4096,
+                dtype="bfloat16",
+                phases=("dispatch",),
+            )
+            for n in range(layers)
+        ],
+        groups=groups,
+        placements=contiguous_placement(groups, range(layers), experts),
         meta=Meta(world=ranks, ep=ranks, experts=experts, k=1, dispatch="dropless"),
-        groups=[Group(kind="ep", ranks=tuple(range(ranks)))],
-        sites=[*routing, *dispatch],
-        occurrences=Occurrences(
-            iteration=np.tile(np.arange(iterations), 2 * layers),
-            site=np.repeat(np.arange(2 * layers, dtype=np.int32), iterations),
-            sequence=np.full(total, -1),
-        ),
-        panels={
-            f"present_{ranks}": Constant(1, (total, ranks), "|u1"),
-            **unknown,
-            f"demand_{ranks}x{experts}": demand,
-        },
-        steps=Steps(
-            iteration=np.arange(iterations),
-            kind=("train",) * iterations,
-            loss=np.full(steps, np.nan),
-            tokens=np.full(steps, 8192),
-            start=np.full(steps, UNKNOWN_TIME),
-            end=np.full(steps, UNKNOWN_TIME),
-        ),
-        placements=placement,
+        steps=Steps.of_training(when, ranks, tokens=8192),
     )
     trace.save(path, force=True)
-    return rows * ranks * experts * 4
+    return layers * iterations * ranks * experts * 4
 
 
-def measured(path: Path, *, isal: bool, what: str) -> dict[str, float]:
+def measured(path: Path, what: str) -> dict[str, float]:
     """Read or analyze a file in a process of its own; seconds and peak memory."""
     ran = subprocess.run(
-        [sys.executable, __file__, "--child", what, "--path", str(path)]
-        + ([] if isal else ["--plain"]),
+        [sys.executable, __file__, "--child", what, "--path", str(path)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -164,10 +106,8 @@ def measured(path: Path, *, isal: bool, what: str) -> dict[str, float]:
     return found
 
 
-def child(path: Path, what: str, plain: bool) -> None:
+def child(path: Path, what: str) -> None:
     """What runs in that process."""
-    if plain:
-        sys.modules["isal"] = None  # type: ignore[assignment]
     from moetraffic.analysis import analyze
     from moetraffic.analysis.exchange import sources
     from moetraffic.analysis.mapper import in_threads, observed
@@ -193,12 +133,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--child", default="")
     parser.add_argument("--path", default="")
-    parser.add_argument("--plain", action="store_true")
     given = parser.parse_args()
     if given.child:
-        child(Path(given.path), given.child, given.plain)
+        child(Path(given.path), given.child)
         return 0
-    spent: dict[bool, list[float]] = {True: [], False: []}
     sizes: list[float] = []
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -208,27 +146,20 @@ def main() -> int:
             size = write(path, ranks=64, experts=64, layers=8, iterations=iterations)
             sizes.append(size / 1e9)
             times = size / path.stat().st_size
-            print(f"{gb:.1f} GB of demand, 64 ranks, compressed {times:.2f} x")
-            for isal in (True, False):
-                found = measured(path, isal=isal, what="demand")
-                spent[isal].append(found["seconds"])
-                rows.append({"demand_bytes": size, "isal": isal, **found})
-                print(
-                    f"  skew {'with isal' if isal else 'without  '}: "
-                    f"{size / found['seconds'] / 1e9:.2f} GB a processor s "
-                    f"(first {size / found['first'] / 1e9:.2f}), "
-                    f"peak {found['peak_bytes'] / 1e9:.2f} GB"
-                )
-            path.unlink()
-        for isal, seconds in spent.items():
-            early, late = np.diff(seconds) / np.diff(sizes)
+            found = measured(path, "demand")
+            rows.append({"demand_bytes": size, **found})
             print(
-                f"  slope {'with isal' if isal else 'without  '}: {early:.2f}, then "
-                f"{late:.2f} s a GB: {late / early:.2f} x"
+                f"{gb:.1f} GB of demand, 64 ranks, {times:.2f} x the file's size: skew "
+                f"{size / found['seconds'] / 1e9:.2f} GB a processor s "
+                f"(first {size / found['first'] / 1e9:.2f}), "
+                f"peak {found['peak_bytes'] / 1e9:.2f} GB"
             )
+            path.unlink()
+        early, late = np.diff([row["seconds"] for row in rows]) / np.diff(sizes)
+        print(f"  slope {early:.2f}, then {late:.2f} s a GB: {late / early:.2f} x")
         path = Path(folder, "wide.h5")
         size = write(path, ranks=1024, experts=256, layers=2, iterations=200)
-        found = measured(path, isal=True, what="everything")
+        found = measured(path, "everything")
         print(
             f"1024 ranks, 256 experts, {size / 1e9:.2f} GB: all of analyze in "
             f"{found['seconds']:.1f} s, peak {found['peak_bytes'] / 1e9:.2f} GB"

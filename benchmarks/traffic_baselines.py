@@ -135,9 +135,8 @@ class Baseline(ABC):
     def fit(cls, trace: Trace) -> Baseline:
         """Fit to a trace that contains the routing."""
         scenario, layers = scenario_of(trace)
-        return cls(
-            scenario=scenario, counts=np.stack([each.demand for each in layers], axis=1)
-        )
+        demand = [each.demand.read(0, len(each.iteration)) for each in layers]
+        return cls(scenario=scenario, counts=np.stack(demand, axis=1))
 
     def sample(
         self,

@@ -41,8 +41,7 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.report.console.terminal import announce, run
 from moetraffic.trace.iterations import layer_numbers
-from moetraffic.trace.rescaling.byte_factor import factor_of
-from moetraffic.trace.rescaling.rescaling import Scaling
+from moetraffic.trace.what_if.rescale import Scaling, factor_of
 
 from .failure import run_to_exit
 from .local import replay

@@ -24,9 +24,8 @@ from moetraffic.replay.results.expectation import expectation
 from moetraffic.replay.results.output import check_disk_space, from_json
 from moetraffic.replay.results.result import Replay
 from moetraffic.trace.iterations import iteration_range, layer_numbers
-from moetraffic.trace.rescaling import Scaling
-from moetraffic.trace.rescaling.byte_factor import factor_of
 from moetraffic.trace.trace import Trace
+from moetraffic.trace.what_if.rescale import Scaling, factor_of
 
 from .request import Request, grace_s, silence_s
 
@@ -156,7 +155,7 @@ def replay_trace(
     **options
         Other fields of :class:`~moetraffic.replay.request.Request`, such as
         ``backend``, ``repeat``, ``capacity``, ``topology`` and ``force``, and of its
-        :class:`~moetraffic.trace.rescaling.Scaling`, such as ``fold="2"`` and
+        :class:`~moetraffic.trace.what_if.rescale.Scaling`, such as ``fold="2"`` and
         ``factor="x0.1"``.
 
     Returns

@@ -34,7 +34,7 @@ from moetraffic.replay.results.expectation import expectation
 from moetraffic.replay.results.machine_load import LoadMeter, host_loads
 from moetraffic.replay.results.output import WRITING, WRITING_S
 from moetraffic.replay.results.result import Replay
-from moetraffic.trace.file_format import VERSION
+from moetraffic.trace.storage import VERSION
 from moetraffic.trace.trace import Trace
 
 from .failure import backend_errors

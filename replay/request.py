@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
+from moetraffic.files import validate_other_than_input, validate_output
 from moetraffic.replay.backends.requirements import on_gpu, validate_backend
 from moetraffic.replay.execution.pace import ASAP, Pace
 from moetraffic.replay.plan.background import (
@@ -15,13 +16,11 @@ from moetraffic.replay.plan.background import (
     pass_order,
 )
 from moetraffic.replay.plan.planning import make_plan
-from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.replay.plan.selection import FULL_VERIFICATION, Depth, Verification
-from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
-from moetraffic.trace.rescaling import Scaling, rescale
-from moetraffic.trace.rescaling.rescaled_trace import rescaled
-from moetraffic.trace.rescaling.trace_scaling import TraceScale
+from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.trace import Trace
+from moetraffic.trace.what_if.rescale import Scaling, rescale, rescaled
 from moetraffic.units import byte_size, bytes_per_second
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
@@ -202,17 +201,18 @@ class Request:
         MoetrafficError
             If the replay cannot be planned with these options.
         """
-        scale = self.scaling.scale(trace)
-        replayed = trace if scale is None else rescaled(scale)
+        replayed, ledger = trace, None
+        if self.scaling:
+            replayed, ledger = rescaled(trace, self.scaling)
         ranks_of = replayed.meta.world
-        if scale is not None and world not in (None, ranks_of):
+        if ledger is not None and world not in (None, ranks_of):
             raise ReplayError(
                 f"{trace.name}, mapped to other ranks or bytes, takes {ranks_of}, "
                 f"but there are {world} ranks: start {ranks_of} (--nproc {ranks_of})"
             )
         background = None
         if self.alongside is not None:
-            background = self.alongside.traffic(replayed.meta.world)
+            background = self.alongside.traffic(ranks_of)
         made = make_plan(
             replayed,
             world=world,
@@ -223,19 +223,21 @@ class Request:
             background=background,
             # NCCL requires one order of launches on communicators that overlap
             in_common=on_gpu(self.backend)
-            or (scale is not None and scale.in_common_order),
+            or (ledger is not None and ledger.in_common_order),
         )
-        if scale is not None:
-            notes = scale.describe()
+        if ledger is not None:
+            exchanges = made.occurrence[made.kind == KINDS.index(ALL_TO_ALL)]
+            notes = ledger.lines(exchanges)
             if self.scaling.dispatcher and (ranks is None or 0 in ranks):
-                notes = (self._dispatched(trace, scale), *notes)
+                captured, _, completed, *_ = ledger.total(exchanges)
+                notes = (self._dispatched(trace, captured + completed), *notes)
             made = replace(made, notes=(*notes, *made.notes))
         if self.pairs:
             expert_exchanges(made)
         return made
 
-    def _dispatched(self, trace: Trace, scale: TraceScale) -> str:
-        """State the bytes of a dispatcher's exchanges, and those that were captured.
+    def _dispatched(self, trace: Trace, moved: int) -> str:
+        """State the bytes that a dispatcher moves, and those that were captured.
 
         Missing records are completed in both by the same rule.
         """
@@ -247,7 +249,6 @@ class Request:
             dense=False,
         )
         captured = int(made.total_bytes.sum())
-        moved = scale.ledger.captured + scale.ledger.completed
         ratio = f" ({moved / captured:.2f}x)" if captured else ""
         completed = " and completed" * bool(self.scaling.missing)
         return (

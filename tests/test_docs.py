@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -221,13 +222,22 @@ def test_the_page_of_policies_names_every_field_of_a_view() -> None:
 
 
 def test_format_page_reads_a_file_without_the_library(captured: Path) -> None:
-    (program,) = blocks(ROOT / "docs" / "format.md", "python")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(program.replace("run.h5", str(captured)), "format.md", "exec"), {})
     with moetraffic.Trace.open(captured) as trace:
-        routed = trace.find(operation="routing", layer=1, iterations=range(5, 6))
-        assert printed.getvalue().strip() == str(trace.demand(routed))
+        five = {"layer": 1, "iterations": range(5, 6), "kind": None}
+        load = trace.demand(trace.find(operation="routing", **five)).sum(axis=1)
+        sent = [
+            trace.panels["call_4/wire"].read(row, row + 1)[0]
+            for row in trace.occurrences.matrix[trace.find(**five)].tolist()
+            if row >= 0
+        ]
+    expected = [load, np.array(sent)]
+    for program, value in zip(
+        blocks(ROOT / "docs" / "format.md", "python"), expected, strict=True
+    ):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(program.replace("run.h5", str(captured)), "f", "exec"), {})
+        assert printed.getvalue().strip() == str(value)
 
 
 @pytest.mark.slow

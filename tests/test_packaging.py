@@ -60,12 +60,12 @@ def test_wheel_and_sdist_hold_every_module_once(built: Path) -> None:
         "moetraffic/capture/startup/sitecustomize.py",
         "moetraffic/gating/topk.py",
         "moetraffic/replay/execution/engine.py",
-        "moetraffic/data/golden-v1.h5",
+        "moetraffic/data/golden.h5",
     ):
         assert name in inside
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[-1] for name in archive.getnames()}
-    assert {"models/gpt.py", "data/golden-v1.h5", "LICENSE", "README.md"} <= names
+    assert {"models/gpt.py", "data/golden.h5", "LICENSE", "README.md"} <= names
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_installed_wheel_works_in_a_repository_with_its_own_models(
         "from moetraffic import Trace\n"
         "assert models.f().startswith('the repository')\n"
         "assert 'venv' in moetraffic.__file__, moetraffic.__file__\n"
-        "trace = Trace.open(moetraffic.data.path('golden-v1.h5'))\n"
+        "trace = Trace.open(moetraffic.data.path('golden.h5'))\n"
         "print(len(trace.iterations), hasattr(moetraffic.models, 'train'))\n"
     )
 
@@ -125,7 +125,7 @@ def test_a_script_beside_a_folder_called_like_the_package_imports_the_package(
     script.write_text(
         "import moetraffic.data, moetraffic.gating\n"
         "from moetraffic import Trace\n"
-        "print(len(Trace.open(moetraffic.data.path('golden-v1.h5')).iterations))\n"
+        "print(len(Trace.open(moetraffic.data.path('golden.h5')).iterations))\n"
     )
     ran = subprocess.run(
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True
@@ -177,8 +177,8 @@ def test_the_wheel_installs_in_an_empty_environment_of_each_python(
     command = tmp_path / "venv" / "bin" / "moetraffic"
     small = "--layers 2 --hidden 16 --heads 1 --sequence 16"
     for arguments, said in {
-        f"info {path('golden-v1.h5')}": "2 ranks",
-        f"analyze {path('golden-v1.h5')}": "Skew: ",
+        f"info {path('golden.h5')}": "2 ranks",
+        f"analyze {path('golden.h5')}": "Skew: ",
         f"capture -o r.h5 --nproc 2 --iterations 4 {small}": "r.h5",
         "replay r.h5 -o again.h5": "every size and byte verified",
         "plot r.h5 -o pictures": "entropy.png",

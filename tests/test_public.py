@@ -58,7 +58,7 @@ class Cells(HTMLParser):
 
 @pytest.fixture(scope="module")
 def golden() -> Trace:
-    return Trace.open(shipped("golden-v1.h5"))
+    return Trace.open(shipped("golden.h5"))
 
 
 def test_every_public_name_is_there_and_told() -> None:
@@ -116,7 +116,7 @@ def test_results(golden: Trace) -> None:
     assert "exceeds noise" not in texts
 
 
-GOLDEN = str(shipped("golden-v1.h5"))
+GOLDEN = str(shipped("golden.h5"))
 AS_TYPED = {"iterations": "2:8", "layers": "1"}
 AS_OBJECTS = {"iterations": range(2, 8), "layers": (1,)}
 BOTH_WAYS: dict[str, Callable[..., object]] = {

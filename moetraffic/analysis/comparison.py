@@ -32,7 +32,7 @@ from moetraffic.analysis.times.time_ratios import TimeRatio, compare_times
 from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
-from moetraffic.trace import ALL_TO_ALL, Trace
+from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names
 
 from .distances import (
@@ -316,8 +316,7 @@ def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float6
     order of the iterations.
     """
     calls = completion(trace, iterations)
-    exchanges = np.array([s.operation == ALL_TO_ALL for s in trace.sites], bool)
-    calls = calls.take(np.flatnonzero(exchanges[calls.site]))
+    calls = calls.take(np.flatnonzero(trace.square[calls.site]))
     calls = calls.take(np.argsort(calls.iteration, kind="stable"))
     phase = np.array([s.phase for s in trace.sites])[calls.site]
     return {

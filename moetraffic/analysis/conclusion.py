@@ -217,6 +217,7 @@ def converged(source: Source, rows: Rows, meta: Meta) -> Convergence | None:
         np.asarray(rows[load], np.float64),
         np.asarray(rows[f"{name}.cells"], np.float64),
         at=source.iterations,
+        elapsed=source.elapsed,
         tokens=None if tokens is None else tokens * len(source.ranks),
         k=max(1, meta.k),
         copy_size=unit,
@@ -320,10 +321,8 @@ class _Run:
 
     def _claims_of(self, name: str) -> bool:
         """Return whether claims are about forecasts of this load or matrix."""
-        # forecasts need consecutive iterations
-        claimed = "claims" in self.parts and self.meta.every == 1
         routed = "demand.load" in self.rows
-        return claimed and name in CLAIMED[routed]
+        return "claims" in self.parts and name in CLAIMED[routed]
 
     def _changed(self, name: str, cells: npt.NDArray[np.generic]) -> str:
         """Say where the level of shares changes, as claims do; "" if nowhere."""
@@ -352,6 +351,7 @@ class _Run:
     ) -> Subject:
         """Compute curves of measures, forecasts and predictability bounds of cells."""
         curves, forecasts, bounds, memory = {}, None, None, None
+        cut, spacing = self.source.regular
         if "skew" in self.parts:
             curves = {
                 measure: Curve(values=values, floor=floors.get(measure))
@@ -363,10 +363,13 @@ class _Run:
             horizons = self.horizons
             if name in ("demand", "wire") and "forecasts" not in self.parts:
                 # all that the claim about the matrix needs
-                horizons = (min(horizons or (1,)),)
+                horizons = (min(horizons or (spacing,)),)
+            if (tokens := counted.get("tokens")) is not None and np.ndim(tokens):
+                counted = {**counted, "tokens": tokens[cut]}
             forecasts = forecast(
-                cells,
+                cells[cut],
                 horizons=horizons,
+                spacing=spacing,
                 iteration_s=self.leads.iteration_s if self.leads else float("nan"),
                 # a matrix is known once it is sent
                 known_s=at,
@@ -382,9 +385,9 @@ class _Run:
                 weights = counted.get("weights", 1.0)
                 one = forecasts
                 if one is None or not any(h.horizon == 1 for h in one.horizons):
-                    one = forecast(cells, horizons=(1,), weights=weights)
-                bounds = limits(cells, weights=weights, reached=one.lowest_nmse(1))
-                memory = fit_memory(shares(cells))
+                    one = forecast(cells[cut], horizons=(1,), weights=weights)
+                bounds = limits(cells[cut], weights=weights, reached=one.lowest_nmse(1))
+                memory = fit_memory(shares(cells[cut]))
         sample = samples(self.source).get(name)
         return Subject(
             name=name,

@@ -39,7 +39,13 @@ from moetraffic.analysis.times.time_breakdown import TimeBreakdown, time_breakdo
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import UNKNOWN_TIME, Trace
-from moetraffic.trace.iterations import iteration_range, layer_numbers, names, numbers
+from moetraffic.trace.iterations import (
+    iteration_range,
+    layer_numbers,
+    names,
+    numbers,
+    regular_stretch,
+)
 
 from .conclusion import (
     PARTS,
@@ -50,7 +56,15 @@ from .conclusion import (
     tokens_of,
     unchanging,
 )
-from .exchange import OF, Source, new_iterations, sources, stated_tokens, windows
+from .exchange import (
+    OF,
+    Source,
+    elapsed,
+    new_iterations,
+    sources,
+    stated_tokens,
+    windows,
+)
 from .exchange_claims import exchange_claims
 from .expert_statistics import expert_statistics
 from .mapper import Mapper, in_threads, observed
@@ -72,7 +86,7 @@ STAGES = ("forecasts", "convergence", "complexity", "claims")
 RUN_STAGES = ("rhythm", "within", "time-breakdown")
 """Parts of the whole run that progress is reported of."""
 
-CONSECUTIVE = ("forecasts", "limits", "rhythm")
+CONSECUTIVE = ("limits", "rhythm")
 """Parts that need consecutive iterations."""
 
 ALL_CALLS = ("rhythm", "time-breakdown")
@@ -98,6 +112,8 @@ class Analysis(ShownAsTables):
     sights: tuple[WithinIteration, ...]  # of later traffic, from the first dispatch
     occupation: TimeBreakdown | None = None  # time breakdown of ranks
     notes: tuple[str, ...] = ()  # reasons for missing statistics
+    contradiction: str = ""  # where the rows that were sent contradict the routing
+    gaps: str = ""  # which iterations statistics over time are of, if some are missing
     omitted: str = ""  # calls that ranks could not record, and how many; "": none
     unnamed: int = 0  # uneven all-to-alls of unknown layer, where no exchange is known
     origin: str = "captured"  # of the trace, as in its metadata
@@ -129,7 +145,7 @@ class Analysis(ShownAsTables):
         Examples
         --------
         >>> from moetraffic.data import path
-        >>> with Trace.open(path("golden-v1.h5")) as trace:
+        >>> with Trace.open(path("golden.h5")) as trace:
         ...     frame = analyze(trace, parts=["skew"]).to_frame()
         >>> cv = frame[(frame.subject == "expert_load") & (frame.statistic == "cv")]
         >>> cv[["layer", "iteration", "value", "floor"]].shape[1]
@@ -209,6 +225,8 @@ def analyze(
     parts = consecutive_parts(trace, parts, notes)
     chosen: dict[str, Any] = {"layers": layers, "phase": phase, "of": of}
     every = sources(trace, notes, iterations=iterations, **chosen)
+    missing = gaps(every)
+    notes += missing
     check_horizons(ahead, max((len(each.iterations) for each in every), default=0))
     iterations = new_iterations(trace, iterations, [])
     when = lead_times(trace, iterations=iterations)
@@ -316,7 +334,9 @@ def analyze(
         sights=sights,
         occupation=spent,
         notes=tuple(dict.fromkeys(notes)),
+        contradiction=trace.meta.contradiction,
         omitted=omitted,
+        gaps="; ".join(missing),
         unnamed=0 if every else unnamed_exchanges(trace),
         origin=trace.meta.origin,
     )
@@ -341,15 +361,36 @@ def consecutive_parts(
     trace: Trace, parts: Sequence[str], notes: list[str]
 ) -> tuple[str, ...]:
     """Leave out the parts that need consecutive iterations, with a note."""
-    if trace.meta.every == 1:
+    _, spacing = regular_stretch(elapsed(trace, trace.iterations))
+    if spacing == 1:
         return tuple(parts)
     left = [part for part in parts if part in CONSECUTIVE]
     if left:
         notes.append(
             f"{', '.join(left)} unavailable: they need consecutive iterations, but "
-            f"only one of {trace.meta.every} iterations is recorded"
+            f"only one of {spacing} iterations is recorded"
         )
     return tuple(part for part in parts if part not in CONSECUTIVE)
+
+
+def gaps(every: Sequence[Source]) -> list[str]:
+    """Note which iterations statistics over time are of, where some are missing."""
+    found = []
+    for source in every:
+        stretch, spacing = source.regular
+        used = source.iterations[stretch]
+        if len(used) < len(source.iterations):
+            found.append(
+                "iterations are missing in between: forecasts and half-lives are of "
+                f"the longest part without a gap, {used[0]} to {used[-1]} "
+                f"({len(used)} of {len(source.iterations)} iterations)"
+            )
+        if spacing > 1:
+            found.append(
+                f"one of {spacing} iterations is recorded: forecasts are {spacing} "
+                "iterations ahead, or a multiple"
+            )
+    return list(dict.fromkeys(found))
 
 
 def _within(loads: list[Loads], when: LeadTimes) -> tuple[WithinIteration, ...]:

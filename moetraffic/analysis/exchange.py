@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ import numpy.typing as npt
 from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.spelling import check_choice
-from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace, WireForm
+from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace
+from moetraffic.trace.iterations import regular_stretch
 from moetraffic.trace.model import REPEATED
 from moetraffic.units import rank_span
 
@@ -42,10 +44,16 @@ class Source:
     nodes: tuple[str, ...]  # node of each member, "" if unknown
     experts: int  # 0 if no demand is read
     iterations: Int64  # [T] iterations with complete records
+    elapsed: Int64  # [T] training steps until then: missing ones count, others do not
     left_out: int  # iterations in which a rank's record is missing
     routed: Int64  # [n] routing occurrences of these iterations; none: no demand
     sent: Int64  # [m] all-to-all occurrences of these iterations; none: no wire
-    constant: bool = False  # the trace states that all iterations send the same bytes
+    constant: bool = False  # all iterations send the same bytes
+
+    @cached_property
+    def regular(self) -> tuple[slice, int]:
+        """Longest part of the iterations without a gap, and their spacing."""
+        return regular_stretch(self.elapsed)
 
     @property
     def where(self) -> str:
@@ -66,6 +74,18 @@ class Window:
 
 BEYOND = "go beyond the last one"
 """Part of the note about iterations that the run does not have."""
+
+
+def elapsed(trace: Trace, iterations: Int64) -> Int64:
+    """Count the training steps before iterations, from their numbers ``[n]``.
+
+    Evaluations and skipped steps have numbers, too, and are no time of the training.
+    Where only every N-th iteration is recorded, those between are not known.
+    """
+    if trace.meta.every > 1:
+        return iterations
+    others = np.array([kind != "train" for kind in trace.steps.kind], bool)
+    return iterations - np.searchsorted(trace.steps.iteration[others], iterations)
 
 
 def new_iterations(
@@ -215,7 +235,6 @@ def _source(
     """
     nothing = np.zeros(0, np.int64)
     routed = sent = nothing
-    forms: set[WireForm] = set()
     if "demand" in of:
         routed = trace.find(
             operation=ROUTING,
@@ -243,7 +262,7 @@ def _source(
         if not used:
             why = f"no wire, for its {phase} was not seen"
             lacking.setdefault(why, []).append((layer, group))
-        elif WireForm.UNKNOWN in (forms := {trace.sites[s].wire for s in used}):
+        elif not trace.has_bytes[used].all():
             why = "no wire, for its bytes were not seen"
             lacking.setdefault(why, []).append((layer, group))
             sent = nothing
@@ -263,7 +282,6 @@ def _source(
         lacking.setdefault(why, []).append((layer, group))
         return None
     sent = sent[np.isin(iteration[sent], when)]
-    calls = len(np.unique(trace.occurrences.site[sent])) * len(when)
     ranks = trace.groups[group].ranks
     nodes = trace.meta.nodes
     experts = {
@@ -277,12 +295,20 @@ def _source(
         nodes=tuple(nodes[r] if r < len(nodes) else "" for r in ranks),
         experts=max(experts, default=0),
         iterations=when,
+        elapsed=elapsed(trace, when),
         left_out=len(seen) - len(when),
         routed=routed[np.isin(iteration[routed], when)],
         sent=sent,
-        # each site once in each iteration
-        constant=forms == {WireForm.CONSTANT} and len(sent) == calls,
+        constant=_constant(trace, sent, len(when)),
     )
+
+
+def _constant(trace: Trace, sent: Int64, iterations: int) -> bool:
+    """Return whether each site sends the same bytes in each iteration."""
+    of = trace.occurrences[sent]
+    first = np.searchsorted(of.site, of.site)  # call of the same site
+    same = (of.matrix == of.matrix[first]) & (of.transposed == of.transposed[first])
+    return 0 < len(sent) == len(np.unique(first)) * iterations and bool(same.all())
 
 
 def stated_tokens(trace: Trace, source: Source) -> Rows:
@@ -346,10 +372,7 @@ def read(trace: Trace, source: Source, window: range) -> Window:
         limits = capacity_rows(seen, dropped, at, len(when))
     if not len(sent):
         return Window(demand=demand, wire=None, first=window.start, capacity=limits)
-    told = None
-    if seen is not None and np.array_equal(_followed(trace, sent), routed):
-        told = trace.rows_sent(sent, seen)  # avoids reading the demand twice
-    rows, unit = told or _in_rows(trace, sent)
+    rows, unit = _in_rows(trace, sent)
     return Window(
         demand=demand,
         wire=_summed(trace, sent, when, rows),
@@ -365,8 +388,8 @@ def _in_rows(trace: Trace, sent: Int64) -> tuple[Integer, int]:
     used = np.unique(trace.occurrences.site[sent]).tolist()
     sizes = {trace.sites[s].row_bytes for s in used}
     size = sizes.pop() if len(sizes) == 1 else 1
-    if size > 1 and not (wire % size).any():
-        return wire // size, size
+    if size > 1 and np.array_equal((rows := wire // size) * size, wire):
+        return rows, size
     return wire, 1
 
 
@@ -374,13 +397,6 @@ def _of_window(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
     iteration = trace.occurrences.iteration[occurrences]
     chosen: Int64 = occurrences[(iteration >= when[0]) & (iteration <= when[-1])]
     return chosen
-
-
-def _followed(trace: Trace, sent: Int64) -> Int64:
-    """Find the routing behind every all-to-all; empty if one has none."""
-    sites = trace.occurrences.site[sent]
-    told = [trace.sites[s].wire == WireForm.DEMAND for s in np.unique(sites).tolist()]
-    return trace.routing_of(sent) if all(told) else np.zeros(0, np.int64)
 
 
 def _summed(

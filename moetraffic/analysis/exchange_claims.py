@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moetraffic.trace import Meta
+from moetraffic.trace.iterations import regular_stretch
 
 from .claim import NAN, SAME, SINCE, Claim, Outcome
 from .conclusion import (
@@ -76,6 +77,7 @@ def exchange_claims(
             tokens=tokens,
             k=k,
             at=source.iterations,
+            elapsed=source.elapsed,
             about=about,
             item="expert" if "demand.load" in rows else "rank",
             levels=levels,
@@ -91,7 +93,10 @@ def exchange_claims(
         limits: tuple[str, ...] = ()
         if since:
             ahead = [each.horizon for each in judged.horizons]
-            judged = forecast(series[subject.name][since:], horizons=ahead)
+            stretch, spacing = regular_stretch(source.elapsed[since:])
+            judged = forecast(
+                series[subject.name][since:][stretch], horizons=ahead, spacing=spacing
+            )
             begin = source.iterations[since]
             limits = (f"{SINCE}{begin} on, as the level changes before",)
         made = (

@@ -10,7 +10,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import Parallelism
 from moetraffic.patterns.layouts.placement import place as place_experts
 from moetraffic.trace import Trace
-from moetraffic.trace.relocation import Relocation, relocate
+from moetraffic.trace.what_if.relocate import Relocation, relocate
 
 
 def place(

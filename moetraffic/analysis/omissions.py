@@ -7,9 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from moetraffic.trace import ALL_TO_ALL, DroppedForm, Trace, WireForm
-from moetraffic.trace.model import ROWS_DIFFER
-from moetraffic.trace.provenance import schedule_remarks
+from moetraffic.trace import ALL_TO_ALL, DroppedForm, Trace
 from moetraffic.units import rank_span
 
 _BY_RANKS = re.compile(r"\branks? (\d+(?:, \d+)*) (?:each )?left out ")
@@ -60,11 +58,10 @@ def _recorded(trace: Trace) -> Counter[int]:
 
 def demand_remarks(trace: Trace) -> list[str]:
     """State where rows contradict the routing, once, and where drops are unknown."""
-    remarks = schedule_remarks(trace.meta.schedule)
     sites = (s for s in trace.sites if s.dropped == DroppedForm.UNCOUNTED)
     layers = sorted({site.layer for site in sites})
     of = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
-    return [remark for remark in remarks if ROWS_DIFFER in remark] + [
+    return [trace.meta.contradiction] * bool(trace.meta.contradiction) + [
         f"{of}: {UNCOUNTED} are unknown, the demand is what was sent"
     ] * bool(layers)
 
@@ -78,12 +75,12 @@ def unnamed_exchanges(trace: Trace) -> int:
     bare = [
         number
         for number, site in enumerate(trace.sites)
-        if site.operation == ALL_TO_ALL and not site.phase and not site.label
+        if trace.square[number] and not site.phase and not site.label
     ]
-    known = [n for n in bare if trace.sites[n].wire != WireForm.UNKNOWN]
-    mine = np.flatnonzero(np.isin(trace.occurrences.site, known))
-    for at in mine[:MOST_READ].tolist():
+    calls = np.isin(trace.occurrences.site, bare)
+    known = np.flatnonzero(calls & (trace.occurrences.matrix >= 0))
+    for at in known[:MOST_READ].tolist():
         sent = trace.wire(np.array([at]))[0]
         if (sent != sent[:1, :1]).any():
-            return int(np.isin(trace.occurrences.site, bare).sum())
+            return int(calls.sum())
     return 0

@@ -1,7 +1,6 @@
 """Convert a computed traffic pattern to a trace.
 
-The trace has no times, routing or losses.  Bytes are the same in every iteration, so
-the wire of each site is stored once.
+The trace has no times, routing or losses.  Bytes are the same in every iteration.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic import __version__
+from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.pattern import Call, Pattern
 from moetraffic.patterns.traffic import exchange_matrix
@@ -21,16 +22,18 @@ from moetraffic.trace import (
     Group,
     Meta,
     Occurrences,
-    Program,
     Site,
+    Source,
     Steps,
     Trace,
-    WireForm,
 )
-from moetraffic.trace.model import MOST_SITES, PLACEMENT, Source
-from moetraffic.trace.rows import recorded_panels
+from moetraffic.trace.model import PLACEMENT
+from moetraffic.trace.order import merged
+from moetraffic.trace.panel import ArrayPanel, DistinctRows
+from moetraffic.trace.routed import blank_panels
 
 SENDS = "send_recv"
+MOST_CALLS = 1 << 22
 
 
 def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) -> Trace:
@@ -49,31 +52,47 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
         raise LayoutError(
             f"a trace has at least one iteration, but there are {iterations}: raise it"
         )
-    programs = _Programs(pattern)
-    world, sites = pattern.grid.world, programs.sites
-    if len(sites) * iterations > MOST_SITES:
+    groups, calls = _calls(pattern)
+    if len(calls) * iterations > MOST_CALLS:
         raise LayoutError(
-            f"a trace holds {MOST_SITES} calls at most, but {iterations} iterations of "
-            f"this pattern are {len(sites) * iterations}: lower --accumulation, "
+            f"a trace holds {MOST_CALLS} calls at most, but {iterations} iterations of "
+            f"this pattern are {len(calls) * iterations}: lower --accumulation, "
             "--iterations or the ranks"
         )
-    occurrences = Occurrences(
-        iteration=np.tile(np.arange(iterations, dtype=np.int64), len(sites)),
-        site=np.repeat(np.arange(len(sites), dtype=np.int32), iterations),
-        sequence=programs.sequence(iterations),
-    )
+    sites = [site for site, _, _ in calls]
+    site = np.repeat(np.arange(len(sites), dtype=np.int32), iterations)
+    panels = blank_panels(groups, sites, site)
+    known: dict[str, DistinctRows] = {}
+    distinct: dict[str, list[Int64]] = {}
+    matrix = np.zeros(len(sites), np.int64)
+    transposed = np.zeros(len(sites), bool)
+    for n, (_, sent, _) in enumerate(calls):
+        name = f"call_{len(sent)}/{'wire' if sent.ndim == 2 else 'volume'}"
+        numbers = known.setdefault(name, DistinctRows())
+        (matrix[n],), (transposed[n],), new = numbers.add(sent[None])
+        distinct.setdefault(name, []).extend(new)
+    panels |= {name: ArrayPanel(np.stack(rows)) for name, rows in distinct.items()}
+    # a group's collectives are numbered through all iterations
+    index = np.array([number for _, _, number in calls], np.int64)[:, None]
+    group = np.array([s.group for s in sites], np.int64)
+    each = np.bincount(group[index[:, 0] >= 0], minlength=len(groups))
+    number = index + np.arange(iterations) * each[group][:, None]
     return Trace(
         meta=_meta(pattern),
-        groups=programs.groups,
+        groups=groups,
         sites=sites,
-        occurrences=occurrences,
-        panels=recorded_panels(programs.groups, sites, occurrences.site),
-        steps=Steps.of_training(np.arange(iterations), world, tokens=tokens),
-        programs=[
-            Program(rank=rank, kind="train", sites=tuple(order))
-            for rank, order in enumerate(programs.orders)
-        ],
-        placements=_placements(pattern, programs.groups),
+        occurrences=Occurrences(
+            iteration=np.tile(np.arange(iterations, dtype=np.int64), len(sites)),
+            site=site,
+            sequence=np.where(index < 0, -1, number).ravel(),
+            matrix=matrix[site],
+            transposed=transposed[site],
+        ),
+        panels=panels,
+        steps=Steps.of_training(
+            np.arange(iterations), pattern.grid.world, tokens=tokens
+        ),
+        placements=_placements(pattern, groups),
     )
 
 
@@ -89,78 +108,73 @@ def call_sites(call: Call, *, group: int, slot: int, width: int) -> list[Site]:
         dtype=call.dtype,
         row_bytes=call.row_bytes,
         label=call.label,
-        wire=WireForm.CONSTANT,
-    ).with_sources(Source.ANNOTATED, Source.ANNOTATED, Source.ANNOTATED)
-    if call.operation == ALL_TO_ALL:
-        matrix = exchange_matrix(call, width)
-        return [replace(site, constant=tuple(matrix.ravel().tolist()))]
+        source=Source.ANNOTATED,
+    )
     if call.operation != SENDS:
-        return [replace(site, constant=(call.size,) * width)]
-    made = []
-    for source, destination in call.messages(width):
-        constant = [0] * width
-        constant[source] = call.size
-        made.append(
-            replace(site, peers=(source, destination), constant=tuple(constant))
-        )
-    return made
+        return [site]
+    return [replace(site, peers=peers) for peers in call.messages(width)]
 
 
-class _Programs:
-    """Groups, sites and per-rank call order of the programs of a pattern.
+def _sent(call: Call, site: Site, width: int) -> Int64:
+    """Return the bytes of a call's site, ``[W, W]`` of an all-to-all, else ``[W]``."""
+    if call.operation == ALL_TO_ALL:
+        return exchange_matrix(call, width)
+    senders = [site.peers[0]] if call.operation == SENDS else range(width)
+    return np.where(np.isin(np.arange(width), senders), call.size, 0)
 
-    The n-th identical call of a group is the site with call index n, as in a capture.
+
+def _calls(pattern: Pattern) -> tuple[list[Group], list[tuple[Site, Int64, int]]]:
+    """Find the groups and the call sites of a pattern, in an order of all programs.
+
+    Each site has its bytes, and its number among the collectives of its group, -1 for
+    messages.  The n-th identical call of a group is the site with call index n, as in
+    a capture.
     """
-
-    def __init__(self, pattern: Pattern) -> None:
-        self.sites: list[Site] = []
-        self.counts: list[int] = []  # per site: index in its group's collectives, or -1
-        self.orders: list[list[int]] = []
-        numbers: dict[tuple[str, tuple[int, ...]], int] = {}
-        known: dict[tuple[int, Call, int], range] = {}
-        spots: dict[Call, Call] = {}  # identical calls may differ in size
-        mine = {
-            (rank, kind): ranks
-            for kind in pattern.kinds
-            for ranks in pattern.grid.groups(kind)
-            for rank in ranks
-        }
-        for rank in range(pattern.grid.world):
-            order: list[int] = []
-            seen: Counter[tuple[int, Call]] = Counter()
-            called: Counter[int] = Counter()
-            for call, _ in pattern.program(rank):
-                ranks = mine[rank, call.group]
-                group = numbers.setdefault((call.group, ranks), len(numbers))
-                if call not in spots:
-                    spots[call] = replace(call, size=0, root=0, exact=True)
-                slot = seen[group, spots[call]]
-                seen[group, spots[call]] += 1
-                place = (group, spots[call], slot)
-                sends = call.operation == SENDS
-                if place not in known:
-                    made = call_sites(call, group=group, slot=slot, width=len(ranks))
-                    first = len(self.sites)
-                    known[place] = range(first, first + len(made))
-                    self.sites += made
-                    self.counts += [-1 if sends else called[group]] * len(made)
-                member = ranks.index(rank)
-                order += [
-                    number
-                    for number in known[place]
-                    if not sends or member in self.sites[number].peers
+    found: list[tuple[Site, Int64, int]] = []
+    orders: list[Int64] = []  # of each rank: indices into ``found``
+    numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+    known: dict[tuple[int, Call, int], range] = {}
+    spots: dict[Call, Call] = {}  # identical calls may differ in size
+    mine = {
+        (rank, kind): ranks
+        for kind in pattern.kinds
+        for ranks in pattern.grid.groups(kind)
+        for rank in ranks
+    }
+    for rank in range(pattern.grid.world):
+        order: list[int] = []
+        seen: Counter[tuple[int, Call]] = Counter()
+        called: Counter[int] = Counter()
+        for call, _ in pattern.program(rank):
+            ranks = mine[rank, call.group]
+            group = numbers.setdefault((call.group, ranks), len(numbers))
+            if call not in spots:
+                spots[call] = replace(call, size=0, root=0, exact=True)
+            slot = seen[group, spots[call]]
+            seen[group, spots[call]] += 1
+            place = (group, spots[call], slot)
+            sends = call.operation == SENDS
+            if place not in known:
+                made = call_sites(call, group=group, slot=slot, width=len(ranks))
+                known[place] = range(len(found), len(found) + len(made))
+                found += [
+                    (
+                        site,
+                        _sent(call, site, len(ranks)),
+                        -1 if sends else called[group],
+                    )
+                    for site in made
                 ]
-                called[group] += not sends
-            self.orders.append(order)
-        self.groups = [Group(kind=kind, ranks=ranks) for kind, ranks in numbers]
-
-    def sequence(self, iterations: int) -> Any:
-        """Number each call among the collectives of its group, ``[O]`` int64."""
-        group = np.array([s.group for s in self.sites], np.int64)
-        index = np.array(self.counts, np.int64)[:, None]
-        each = np.bincount(group[index[:, 0] >= 0], minlength=len(self.groups))
-        number = index + np.arange(iterations) * each[group][:, None]
-        return np.where(index < 0, -1, number).ravel()
+            member = ranks.index(rank)
+            order += [
+                number
+                for number in known[place]
+                if not sends or member in found[number][0].peers
+            ]
+            called[group] += not sends
+        orders.append(np.array(order, np.int64))
+    groups = [Group(kind=kind, ranks=ranks) for kind, ranks in numbers]
+    return groups, [found[n] for n in merged(orders).tolist()]
 
 
 def _meta(pattern: Pattern) -> Meta:
@@ -183,7 +197,7 @@ def _meta(pattern: Pattern) -> Meta:
     )
 
 
-def _placements(pattern: Pattern, groups: list[Group]) -> Any:
+def _placements(pattern: Pattern, groups: list[Group]) -> npt.NDArray[Any]:
     """Build the contiguous placement of experts on the ranks of each EP group."""
     experts = dict(pattern.about).get("experts", 0)
     layers = sorted({e.call.layer for p in pattern.programs for e in p if e.call.phase})

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from moetraffic.arrays import Bool, Int64, Integer
 from moetraffic.errors import TraceError
 from moetraffic.trace import Trace
-from moetraffic.trace.choices import unpack
+from moetraffic.trace.choices import expert_mask
 
 from .claim import Claim
 from .co_activation import CoActivation, PairCounts, co_activation_claim
@@ -198,11 +198,11 @@ def _blocks(trace: Trace, source: Source) -> Iterator[tuple[Int64, list[Bool]]]:
         tokens of all ranks and micro-batches; without iterations that have none.
     """
     site_of = trace.occurrences.site[source.routed]
-    sites = [s for s in np.unique(site_of).tolist() if trace.sites[s].choices]
+    sites = [s for s in np.unique(site_of).tolist() if trace.sites[s].token_sample]
     if not sites:
         return
     width = len(source.ranks) * source.experts
-    size = sum(trace.sites[s].choices for s in sites) * width
+    size = sum(trace.sites[s].token_sample for s in sites) * width
     total = len(source.iterations)
     length = max(1, min(-(-total // BLOCKS), WINDOW_BYTES // size))
     every = trace.occurrences.iteration
@@ -214,12 +214,13 @@ def _blocks(trace: Trace, source: Source) -> Iterator[tuple[Int64, list[Bool]]]:
             mine = mine[np.isin(every[mine], when)]
             if not len(mine):
                 continue
-            bits = trace.choice_bits(mine)
-            for at, each in zip(
-                np.searchsorted(when, every[mine]).tolist(), bits, strict=True
+            for at, ids in zip(
+                np.searchsorted(when, every[mine]).tolist(),
+                trace.chosen(mine),
+                strict=True,
             ):
-                mask = unpack(each.reshape(-1, each.shape[-1]), source.experts)
-                parts[at].append(mask[mask.any(axis=1)])
+                chosen = ids[(ids >= 0).any(axis=2)]
+                parts[at].append(expert_mask(chosen, source.experts))
         kept = [at for at, each in enumerate(parts) if any(map(len, each))]
         yield when[kept], [np.concatenate(parts[at]) for at in kept]
 

@@ -18,8 +18,7 @@ import torch
 
 from moetraffic.arrays import Int32
 from moetraffic.errors import CaptureError
-from moetraffic.trace.consistency import MOST_CHOICES
-from moetraffic.trace.model import NONE_BEFORE, ROUTING, STEP_KINDS
+from moetraffic.trace.model import MOST_TOKEN_SAMPLE, NONE_BEFORE, ROUTING, STEP_KINDS
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -83,9 +82,9 @@ def check_limits(*, window: int, every: int, most_bytes: int | None) -> None:
 def check_token_sample(tokens: int) -> None:
     """Check a number of sampled tokens."""
     check_names_and_counts(token_sample=tokens)
-    if tokens > MOST_CHOICES:
+    if tokens > MOST_TOKEN_SAMPLE:
         raise CaptureError(
-            f"the experts of at most {MOST_CHOICES} tokens of a micro-batch are "
+            f"the experts of at most {MOST_TOKEN_SAMPLE} tokens of a micro-batch are "
             f"recorded, but token_sample is {tokens}: lower it"
         )
 

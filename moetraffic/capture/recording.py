@@ -66,7 +66,7 @@ class Recording:
         merged = merge_into(folder, self.path, force=self._force)
         for remark in (*merged.missing, *merged.remarks, *merged.contradictions):
             self._warn(remark)
-        if self._token_sample and not any(s.choices for s in merged.trace.sites):
+        if self._token_sample and not any(s.token_sample for s in merged.trace.sites):
             self._warn(NO_SAMPLE)
         return merged
 

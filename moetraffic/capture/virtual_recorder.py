@@ -20,10 +20,10 @@ import numpy as np
 from moetraffic.arrays import Int32, UInt8
 from moetraffic.patterns import Workload
 from moetraffic.trace.choices import packed_bytes
+from moetraffic.trace.matrix import contiguous_placement
 from moetraffic.trace.merge.merging import Merged
 from moetraffic.trace.merge.virtual_ranks import segment_of_shards
 from moetraffic.trace.model import Group, Source
-from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.segments.segment import STEP, Segment
 from moetraffic.trace.segments.store import SegmentStore, segments_folder
 
@@ -131,7 +131,7 @@ class VirtualRecorder(Recording):
         rows = np.zeros(self._ranks, STEP)
         rows["iteration"], rows["loss"], rows["tokens"] = self.iteration, loss, tokens
         rows["start"], rows["end"] = self._step_start, now
-        rows["source"] = rows["kind_source"] = Source.ANNOTATED
+        rows["source"] = Source.ANNOTATED
         self._steps.append(rows)
         self._kinds += [kind] * self._ranks
         for site, (copies, bits) in self._step.items():

@@ -23,6 +23,7 @@ from rich.progress import (
 )
 
 from moetraffic.errors import AnalysisError, MoetrafficError
+from moetraffic.files import remedy, validate_folder, write_text
 from moetraffic.report.console.options import (
     APPEARANCE,
     AllTables,
@@ -38,7 +39,6 @@ from moetraffic.report.results.overview import sentence as overview_sentence
 from moetraffic.report.results.overview import tables as overview_tables
 from moetraffic.tables import SCHEMA_VERSION, plain
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_text
 
 if TYPE_CHECKING:
     import pandas

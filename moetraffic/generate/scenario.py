@@ -17,8 +17,9 @@ import numpy as np
 from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.relocation import routed_layers
+from moetraffic.trace.panel import ArrayPanel, take
 from moetraffic.trace.routed import RoutedLayer
+from moetraffic.trace.what_if.relocate import routed_layers
 
 SHORTEST = 30
 """Fewest iterations of a run that a generator is fitted to."""
@@ -184,7 +185,7 @@ def scenario_of(
             f"{trace.name} has none: capture again"
         )
     layers = [_restricted(layer, common) for layer in layers]
-    copies = layers[0].demand.sum(axis=2)
+    copies = layers[0].demand.read(0, len(common)).sum(axis=2)
     count = int(np.median(copies))
     k = trace.meta.k or 1
     return (
@@ -258,7 +259,8 @@ def stacked_rows(
     for layer in layers:
         first = slots.index(layer.slot) * ranks
         rows = slice(first, first + ranks)
-        found[:, scenario.layers.index(layer.layer), rows] = layer.demand
+        demand = layer.demand.read(0, total)
+        found[:, scenario.layers.index(layer.layer), rows] = demand
     sums = found.sum(axis=3)
     if (sums != scenario.copies).any():
         raise AnalysisError(
@@ -274,18 +276,21 @@ def _capacity(layers: Sequence[RoutedLayer]) -> int:
     most = 0
     for layer in layers:
         if layer.dropped is not None:
-            most = max(most, int(layer.kept[layer.dropped > 0].max(initial=0)))
+            count = len(layer.iteration)
+            over = layer.dropped.read(0, count) > 0
+            most = max(most, int(layer.kept(0, count)[over].max(initial=0)))
     return most
 
 
 def _restricted(layer: RoutedLayer, iterations: Int64) -> RoutedLayer:
-    keep = np.isin(layer.iteration, iterations)
+    keep = np.flatnonzero(np.isin(layer.iteration, iterations))
+    dropped = layer.dropped
     return replace(
         layer,
         iteration=layer.iteration[keep],
-        demand=layer.demand[keep],
-        dropped=None if layer.dropped is None else layer.dropped[keep],
-        choices=None,  # a traffic model has no tokens
+        demand=ArrayPanel(take(layer.demand, keep)),
+        dropped=None if dropped is None else ArrayPanel(take(dropped, keep)),
+        chosen=None,  # a traffic model has no tokens
     )
 
 

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from moetraffic.errors import CaptureError, LayoutError
+from moetraffic.files import remedy
 from moetraffic.launch import current_rank
 from moetraffic.launch.machine_resources import available_bytes, own_gpu
-from moetraffic.trace.hdf5.durable import remedy
 from moetraffic.trace.segments.store import SMALLEST_LIMIT, file_size_limit
 from moetraffic.units import byte_size
 from moetraffic.user_cache import user_cache

@@ -11,7 +11,7 @@ import numpy as np
 
 from moetraffic.errors import TraceError
 from moetraffic.launch.machine_resources import available_bytes
-from moetraffic.trace import ALL_TO_ALL, Trace, WireForm
+from moetraffic.trace import Trace
 
 from .finding import Finding, State, finding
 from .machine import disk_space
@@ -59,12 +59,12 @@ def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Findi
 def largest_bytes(trace: Trace) -> int:
     """Compute the largest send plus receive bytes of a rank in any all-to-all."""
     most = 0
-    for number, site in enumerate(trace.sites):
-        if site.operation != ALL_TO_ALL or site.wire == WireForm.UNKNOWN:
-            continue
-        of = trace.complete(np.flatnonzero(trace.occurrences.site == number))
-        if site.wire == WireForm.CONSTANT:
-            of = of[:1]
+    calls = trace.occurrences
+    for number in np.flatnonzero(trace.square & trace.has_bytes).tolist():
+        known = (calls.site == number) & (calls.matrix >= 0)
+        of = trace.complete(np.flatnonzero(known))
+        # the sum of a rank's row and column is that of the transposed matrix, too
+        of = of[np.unique(calls.matrix[of], return_index=True)[1]]
         for first in range(0, len(of), AT_ONCE):
             wire = trace.wire(of[first : first + AT_ONCE])  # [n, W, W]
             most = max(most, int((wire.sum(axis=2) + wire.sum(axis=1)).max()))

@@ -41,7 +41,6 @@ PACKAGES = (
     Package("scikit-learn", "1.4", "classifier tests of synthetic traffic"),
     Package("statsmodels", "0.14.2", "stationarity tests, multiple testing"),
     Package("prometheus-client", "0.20", "metrics files of watch"),
-    Package("isal", "1.6", "two to three times faster decompression", "fast"),
     Package("numba", "0.60", "evaluate: compiled times of flows", "fast"),
     Package("ninja", "1.11", "compiling the capture hook", "hook"),
     Package("pyarrow", "16", "Parquet", "tables"),

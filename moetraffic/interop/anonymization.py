@@ -85,6 +85,7 @@ RELEASE = re.compile(r"\d{1,4}(?:\.\d{1,4}){0,2}")
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|\+00:00)?")
 INFERRED = "some values were inferred (details removed)"
 MISSING = "something is missing (details removed)"
+CONTRADICTION = "rows that were sent contradict the routing (details removed)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +100,10 @@ class Anonymized:
 def anonymize(trace: Trace | str | Path) -> Anonymized:
     """Remove host names, commands, paths, user names and free text from a trace.
 
-    Nodes become ``node0``, ``node1`` ..., and unknown labels ``label0``, ``label1`` ...
-    in the order of their first use; equal names stay equal.  Remarks about missing
-    records and inference are replaced by a fixed sentence.  Every number is kept.
+    Nodes become ``node0``, ``node1`` ..., modules ``module0`` ..., and unknown labels
+    ``label0`` ... in the order of their first use; equal names stay equal.  Remarks
+    about missing records, inference and contradictions are replaced by a fixed
+    sentence.  Every number is kept.
 
     Parameters
     ----------
@@ -121,6 +123,7 @@ def anonymize(trace: Trace | str | Path) -> Anonymized:
     kinds = _Numbered("kinds of groups", "group", KINDS)
     of_sites = {  # by field of a call site
         "label": _Numbered("labels of calls", "label", LABELS | {""}),
+        "module": _Numbered("names of modules", "module", {""}),
         "dtype": _Numbered("element types", "dtype", DTYPES | {""}),
         "operation": _Numbered("operations", "operation", {*OPERATIONS}),
         "phase": _Numbered("phases", "phase", {*PHASES, ""}),
@@ -183,6 +186,7 @@ def _anonymous_meta(meta: Meta, removed: Counter[str]) -> Meta:
         "schedule": INFERRED if meta.schedule else "",
         "inferred": INFERRED if meta.inferred else "",
         "missing": MISSING if meta.missing else "",
+        "contradiction": CONTRADICTION if meta.contradiction else "",
         "moetraffic": _release(meta.moetraffic),
         "torch": _release(meta.torch),
         "python": _release(meta.python),
@@ -193,6 +197,7 @@ def _anonymous_meta(meta: Meta, removed: Counter[str]) -> Meta:
         "schedule": "remarks about inference",
         "inferred": "remarks about values that an import inferred",
         "missing": "remarks about missing records",
+        "contradiction": "remarks about rows that contradict the routing",
         "workload": "free text of the workload",
         "source": "name of the source",
         "created": "time of creation",
@@ -240,5 +245,5 @@ def _texts(trace: Trace) -> Iterable[str]:
     yield from (g.kind for g in trace.groups)
     for site in trace.sites:
         yield from (site.operation, site.phase, site.direction, site.dtype, site.label)
+        yield site.module
     yield from trace.steps.kind
-    yield from (p.kind for p in trace.programs)

@@ -24,7 +24,6 @@ from moetraffic.trace.model import (
     PHASES,
     UNKNOWN_TIME,
     Group,
-    Source,
 )
 
 from .imported_call import ImportedCall, RankRecord
@@ -341,13 +340,11 @@ def _named(call: NamedCall, groups: Groups, record: RankRecord) -> ImportedCall 
     made.layer, made.phase = call.layer, call.what if call.what in PHASES else ""
     if call.what not in (*PHASES, made.operation):
         made.label = call.what
-    made.direction, made.direction_source = "", Source.UNKNOWN
+    made.direction = ""
     if call.recomputed:
         made.direction = "recompute"
     elif made.phase:
         made.direction = "backward" if "grad" in made.phase else "forward"
-    if made.direction:
-        made.direction_source = Source.ANNOTATED
     return made
 
 

@@ -9,7 +9,7 @@ exchanges  ``iteration,layer,phase,source,destination,bytes``
 demands    ``iteration,layer,rank,expert,tokens``
 either     ``micro_batch`` (0), ``group`` (all ranks: ``ep 0-3``)
 exchanges  ``row_bytes``, ``dtype``, ``label``, ``direction`` (by phase)
-both       ``layer_source``, ``phase_source``, ``direction_source``, ``step_source``
+both       ``call_source`` and ``step_source``, such as ``annotated`` or ``inferred``
 demands    ``dropped`` (unknown)
 =========  ==============================================================
 
@@ -36,7 +36,7 @@ from moetraffic.trace import (
     Source,
 )
 from moetraffic.trace.model import TRANSPOSED_PHASES
-from moetraffic.trace.provenance import source_name
+from moetraffic.trace.provenance import SOURCES
 from moetraffic.units import rank_span
 
 from .imported_call import ImportedCall, RankRecord
@@ -57,9 +57,8 @@ from .model_properties import with_model
 
 EXCHANGES = ("iteration", "layer", "phase", "source", "destination", "bytes")
 DEMANDS = ("iteration", "layer", "rank", "expert", "tokens")
-EITHER = {"micro_batch", "group"}
+EITHER = {"micro_batch", "group", "call_source", "step_source"}
 MORE = {"row_bytes", "dtype", "label", "direction"}
-SOURCES = ("layer_source", "phase_source", "direction_source", "step_source")
 DROPPED = "dropped"
 BY_ROW_BYTES = (
     "exchanges from routed tokens and --row-bytes, each rank with a contiguous block "
@@ -94,7 +93,8 @@ class ExchangeKey(NamedTuple):
     group: str
     dtype: str
     row_bytes: int
-    sources: tuple[str, ...]  # in the order of SOURCES; "": by what the file states
+    call_source: str  # of layer, phase and label; "": the file states them
+    step_source: str
 
 
 Calls = dict[ExchangeKey, dict[tuple[int, int], tuple[int, int]]]
@@ -150,10 +150,9 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
     iterations = sorted({key.iteration for key in calls})
     sources: dict[int, Source] = {}
     for key in calls:
-        stated = _source(key.sources[-1])
-        if stated is not None:
-            weakest = min(stated, sources.get(key.iteration, stated))
-            sources[key.iteration] = weakest
+        if key.step_source:
+            stated = Source[key.step_source.upper()]
+            sources[key.iteration] = min(stated, sources.get(key.iteration, stated))
     for record in records:
         record.steps += [(i, UNKNOWN_TIME, UNKNOWN_TIME) for i in iterations]
         record.step_sources = sources
@@ -207,7 +206,7 @@ def _add_exchanges(
                 phase=phase,
                 direction="backward" if "grad" in phase else "forward",
                 row_bytes=row_bytes,
-                sources=(key.sources[0], "inferred", "inferred", key.sources[3]),
+                call_source="inferred",
             )
             calls[exchange] = {
                 (b, a) if turned else (a, b): (n, 0) for (a, b), n in sent.items()
@@ -222,13 +221,7 @@ def _add_rows(path: Path, into: Calls) -> None:
         header = [name.strip() for name in next(rows, [])]
         demands = set(DEMANDS) <= set(header)
         need = set(DEMANDS if demands else EXCHANGES)
-        odd = (
-            set(header)
-            - need
-            - EITHER
-            - set(SOURCES)
-            - ({DROPPED} if demands else MORE)
-        )
+        odd = set(header) - need - EITHER - ({DROPPED} if demands else MORE)
         if odd or need - set(header) or len(set(header)) < len(header):
             raise wrong(
                 path,
@@ -287,13 +280,14 @@ def _add_row(
         group=cells.get("group", ""),
         dtype=words(cells.get("dtype"), 20),
         row_bytes=count("row_bytes", 0, 0),
-        sources=tuple(cells.get(name, "") for name in SOURCES),
+        call_source=cells.get("call_source", ""),
+        step_source=cells.get("step_source", ""),
     )
-    if odd := set(key.sources) - {"", *map(source_name, Source)}:
+    if odd := {key.call_source, key.step_source} - {"", *SOURCES}:
         raise wrong(
             path,
             f"line {line} has the source {min(odd)[:40]!r}",
-            f"a source is one of {', '.join(map(source_name, Source))}, or empty",
+            f"a source is one of {', '.join(SOURCES)}, or empty",
         )
     if demands:
         names = ("rank", "expert")
@@ -345,7 +339,6 @@ def _calls(
     )
     for (rank, other), value in pairs.items():
         table[:, members[rank], members[other] if key.stage else other] = value
-    layer, phase, direction, _ = map(_source, key.sources)
     given, other_side = table
     if key.stage:
         other_side = given.T
@@ -361,22 +354,13 @@ def _calls(
             layer=key.layer,
             label=key.label,
             direction=key.direction,
-            direction_source=direction
-            if direction is not None
-            else (Source.ANNOTATED if key.phase else Source.INFERRED),
-            layer_source=layer,
-            phase_source=phase,
+            named_by=Source[key.call_source.upper() or "ANNOTATED"],
             iteration=key.iteration,
             sent=given[member],
             received=other_side[member],
         )
         for member in members.values()
     ]
-
-
-def _source(name: str) -> Source | None:
-    """Return the source of a name, None for an empty one."""
-    return Source[name.upper()] if name else None
 
 
 def _group(text: str) -> Group:

@@ -50,10 +50,7 @@ class ImportedCall:
     layer: int = -1
     label: str = ""
     direction: str = "forward"
-    direction_source: Source = Source.INFERRED  # most files do not state it
-    named_by: Source = Source.ANNOTATED  # source of layer, phase and label
-    layer_source: Source | None = None  # None: named_by, if it is known
-    phase_source: Source | None = None
+    named_by: Source = Source.ANNOTATED  # source of layer, phase and label, if known
     iteration: int = -1
     sequence: int = -1  # n-th collective of its group; -1: by call order
     counted: bool = True  # whether the calls of its group are known to be its calls
@@ -161,11 +158,9 @@ def _segment(
             label=call.label,
             peers=call.peers,
             experts=len(call.sent) if call.operation == ROUTING else 0,
-            layer_source=_source(call.layer_source, call, call.layer >= 0),
-            phase_source=_source(
-                call.phase_source, call, bool(call.phase or call.label)
-            ),
-            direction_source=call.direction_source,
+            source=call.named_by
+            if call.layer >= 0 or call.phase or call.label
+            else Source.UNKNOWN,
         )
         row["site"] = sites.add(site)
         if call.operation in (ROUTING, ALL_TO_ALL):
@@ -180,10 +175,9 @@ def _segment(
         row["sequence"] = _sequence(call, record.rank, counts)
     steps = np.zeros(len(record.steps), STEP)
     for number, (iteration, start, end) in enumerate(record.steps):
-        stated = record.step_sources.get(iteration, Source.ANNOTATED)
-        sources = (stated, Source.INFERRED)  # files have no kind of steps
+        source = record.step_sources.get(iteration, Source.ANNOTATED)
         tokens = record.tokens.get(iteration, -1)
-        steps[number] = (iteration, np.nan, tokens, start, end, *sources)
+        steps[number] = (iteration, np.nan, tokens, start, end, source)
     placements = [
         (groups[group], layer, expert, 0, rank, 0)
         for (layer, group), holders in placed.items()
@@ -206,13 +200,6 @@ def _segment(
         placements=np.array(placements, PLACEMENT),
         left_out=", ".join(f"{n} {what}" for what, n in record.left_out.items()),
     )
-
-
-def _source(stated: Source | None, call: ImportedCall, known: bool) -> Source:
-    """Return the source of a call's layer or phase."""
-    if stated is not None:
-        return stated
-    return call.named_by if known else Source.UNKNOWN
 
 
 def _sequence(

@@ -16,7 +16,6 @@ from moetraffic.spelling import check_choice
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Group, Meta, Trace
 from moetraffic.trace.merge.merging import Merged, merge_segments
 from moetraffic.trace.model import Presence
-from moetraffic.trace.panel import take
 from moetraffic.units import rank_span
 
 from . import (
@@ -193,7 +192,7 @@ def import_files(
     )
     return format, replace(
         merged,
-        trace=merged.trace.replace(meta=told),
+        trace=merged.trace.replaced(meta=told),
         missing=(*merged.missing, *said),
         contradictions=contradictions,
     )
@@ -279,8 +278,7 @@ def _recovered(merged: Merged, here: set[int]) -> list[str]:
             continue
         of = np.flatnonzero(trace.occurrences.site == number)
         ranks = trace.groups[site.group].ranks
-        name = f"present_{len(ranks)}"
-        presence = take(trace.panels[name], trace.rows_of(name)[of])
+        presence = trace.presence(of)
         for member, count in enumerate((presence == Presence.RECOVERED).sum(axis=0)):
             rows[ranks[member]] = rows.get(ranks[member], 0) + int(count)
         unsized += int((presence == Presence.UNSIZED).sum())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.errors import TraceError
-from moetraffic.trace.model import Group, Source
+from moetraffic.trace.model import Group
 
 from .imported_call import ImportedCall, RankRecord
 from .importer import ImportedFiles, Importer, ImportOptions, json_with
@@ -143,7 +143,6 @@ def _call(
         group=group,
         row_bytes=0,
         direction="",
-        direction_source=Source.UNKNOWN,
     )
     call.volume = -1 if size is None else size
     if kind == "coll":

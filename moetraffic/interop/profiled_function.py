@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from moetraffic.trace import Source
-
 from .imported_call import ImportedCall, RankRecord
 from .torch_collective import C10D, RECORDED
 
@@ -95,7 +93,6 @@ def add_calls(
             continue
         call.thread = threads.setdefault(one.thread, len(threads))
         call.direction, call.link = _direction_and_link(list(one.around()))
-        call.direction_source = Source.LINKED  # the profile has autograd's nodes
         step = bisect_right(begins, one.at) - 1
         if begins and step < 0:
             record.left_out[f"{call.operation} before the first step"] += 1

@@ -67,7 +67,6 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
                     layer=0 if experts else -1,
                     named_by=Source.INFERRED,
                     direction="forward" if experts else "",
-                    direction_source=Source.INFERRED if experts else Source.UNKNOWN,
                 )
             )
     return with_model(

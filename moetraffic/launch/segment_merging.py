@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moetraffic.capture.records.recovery import recover
 from moetraffic.errors import CaptureError
-from moetraffic.trace.hdf5.durable import remove_folder
+from moetraffic.files import remove_folder
 from moetraffic.trace.merge.merging import NothingRecorded, merge
 from moetraffic.trace.segments.segment import PATTERN
 from moetraffic.trace.segments.series import alone, clear, members

@@ -1,7 +1,7 @@
 """Ways in which tokens travel to experts on several nodes, and how often they do.
 
-Names and stages are those of :mod:`moetraffic.trace.dispatchers`, which computes them
-from captured tokens; here the choice of experts is uniform.
+Names and stages are those of :mod:`moetraffic.trace.what_if.dispatchers`, which
+computes them from captured tokens; here the choice of experts is uniform.
 
 References
 ----------

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.exchange import new_iterations
+from moetraffic.analysis.exchange import elapsed, new_iterations
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.spelling import check_choice
-from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
+from moetraffic.trace import ALL_TO_ALL, PHASES, Trace
+from moetraffic.trace.iterations import regular_stretch
 from moetraffic.trace.model import ROUTING, DroppedForm
 
 from .exchange_series import HELD_BYTES, ExchangeSeries, LayerKey, MatrixWindow
@@ -36,11 +37,11 @@ def known_sites(
     check_choice("the phase", phase, PHASES, AnalysisError)
     every = unnamed and not any(site.phase for site in trace.sites)
     _check_layers(trace, None if every else layers)
+    known = trace.square & trace.has_bytes
     found = [
         number
         for number, site in enumerate(trace.sites)
-        if site.operation == ALL_TO_ALL
-        and site.wire != WireForm.UNKNOWN
+        if known[number]
         and site.direction != "recompute"
         and (every or site.phase == phase)
         and (layers is None or site.layer in layers)
@@ -53,6 +54,17 @@ def known_sites(
             + ": import --row-bytes adds all-to-alls to routed tokens"
         )
     return found
+
+
+def in_a_row(trace: Trace, iterations: Int64) -> list[str]:
+    """Note that policies see iterations in a row that are apart in the run."""
+    stretch, spacing = regular_stretch(elapsed(trace, iterations))
+    notes = []
+    if spacing > 1:
+        notes.append(f"plans take iterations that are {spacing} apart as successive")
+    if stretch != slice(0, len(iterations)):
+        notes.append("iterations are missing: plans take the others as successive")
+    return notes
 
 
 def _check_layers(trace: Trace, layers: Sequence[int] | None) -> None:
@@ -124,7 +136,7 @@ def byte_series(
         layers=found,
         row_bytes=rows.pop() if len(rows) == 1 else 0,
         ranks={layer: tuple(ranks) for layer, ranks in widths.items()},
-        notes=tuple(notes),
+        notes=(*notes, *in_a_row(trace, when)),
     )
 
 
@@ -207,7 +219,7 @@ def token_series(
         layers=found,
         row_bytes=next(rows_of, 0),
         ranks=ranks,
-        notes=tuple(notes),
+        notes=(*notes, *in_a_row(trace, when)),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from moetraffic.errors import MoetrafficError, install_command
-from moetraffic.trace.hdf5.durable import write_errors
+from moetraffic.files import write_errors
 from moetraffic.watch import Snapshot
 
 from .figures import draw

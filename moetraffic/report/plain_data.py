@@ -12,8 +12,8 @@ from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.times.time_breakdown import PARTS as TIME_PARTS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.errors import AnalysisError, install_command
+from moetraffic.files import replacing, validate_output, write_errors
 from moetraffic.tables import SCHEMA_VERSION, plain
-from moetraffic.trace.hdf5.durable import replacing, validate_output, write_errors
 
 from .summary.answer import answer
 

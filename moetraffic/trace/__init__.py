@@ -1,4 +1,4 @@
-"""Network traffic trace of a training run: data model, file format, reading, saving."""
+"""Network traffic trace of a training run: data model, file format, what-ifs."""
 
 from .matrix import Matrix
 from .model import (
@@ -11,11 +11,9 @@ from .model import (
     Group,
     Meta,
     Occurrences,
-    Program,
     Site,
     Source,
     Steps,
-    WireForm,
 )
 from .trace import Trace
 
@@ -30,10 +28,8 @@ __all__ = [
     "Matrix",
     "Meta",
     "Occurrences",
-    "Program",
     "Site",
     "Source",
     "Steps",
     "Trace",
-    "WireForm",
 ]

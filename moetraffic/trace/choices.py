@@ -1,8 +1,4 @@
-"""Experts of sampled tokens as bit sets: a bit for each token and expert.
-
-Counts by rank and expert do not show which experts a token has together.  Bits do, for
-any number of experts per token, in E/8 bytes per token.
-"""
+"""Experts of sampled tokens: ids in traces, bit sets in the records of a capture."""
 
 from __future__ import annotations
 
@@ -16,6 +12,36 @@ NO_SAMPLE = (
     "the router with moetraffic.capture.router"
 )
 """Warning where a sample of tokens was asked for, and none was recorded."""
+
+ExpertIds = npt.NDArray[np.int16]
+
+
+def expert_ids(mask: Bool) -> ExpertIds:
+    """Convert masks ``[..., E]`` to ascending ids ``[..., k]``, -1 for none.
+
+    Examples
+    --------
+    >>> expert_ids(np.array([[True, False, True], [False, True, False]])).tolist()
+    [[0, 2], [1, -1]]
+    """
+    k = int(mask.sum(axis=-1).max(initial=0))
+    order = np.argsort(~mask, axis=-1, kind="stable")[..., :k]
+    there = np.take_along_axis(mask, order, axis=-1)
+    return np.where(there, order, -1).astype(np.int16)
+
+
+def expert_mask(ids: npt.NDArray[np.integer], experts: int) -> Bool:
+    """Convert ids ``[..., k]``, -1 for none, to a mask ``[..., E]``."""
+    mask = np.zeros((*ids.shape[:-1], experts + 1), bool)
+    np.put_along_axis(mask, ids.astype(np.int64), True, axis=-1)  # -1: the last
+    return mask[..., :experts]
+
+
+def padded(ids: ExpertIds, tokens: int, k: int) -> ExpertIds:
+    """Fill ids ``[..., S, k]`` up with -1 to ``[..., tokens, k]``."""
+    out = np.full((*ids.shape[:-2], tokens, k), -1, np.int16)
+    out[..., : ids.shape[-2], : ids.shape[-1]] = ids
+    return out
 
 
 def packed_bytes(experts: int) -> int:

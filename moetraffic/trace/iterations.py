@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+import numpy as np
+
+from moetraffic.arrays import Int64
 from moetraffic.errors import MoetrafficError, TraceError
 
 MOST = 10_000_000
@@ -32,6 +35,26 @@ def iteration_range(text: str | range | None) -> range | None:
         f"iterations are A:B with A below B, not {text!r}: 10:20 are iterations 10 to "
         "19, 100: all from 100 on"
     )
+
+
+def regular_stretch(numbers: Int64) -> tuple[slice, int]:
+    """Find the longest part of increasing numbers ``[n]`` without a gap.
+
+    Returns its indices, and the spacing of the numbers: the most frequent one.
+
+    Examples
+    --------
+    >>> regular_stretch(np.array([0, 5, 15, 20, 25, 40]))
+    (slice(2, 5, None), 5)
+    """
+    if len(numbers) < 2:
+        return slice(0, len(numbers)), 1
+    spacings, counts = np.unique(np.diff(numbers), return_counts=True)
+    spacing = int(spacings[counts.argmax()])
+    cuts = np.flatnonzero(np.diff(numbers) != spacing) + 1
+    edges = np.concatenate([[0], cuts, [len(numbers)]])
+    longest = int(np.diff(edges).argmax())
+    return slice(int(edges[longest]), int(edges[longest + 1])), spacing
 
 
 def number_list(text: str, what: str) -> tuple[int, ...]:

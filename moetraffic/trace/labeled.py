@@ -10,17 +10,14 @@ from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError, install_command
 
 from .clock import earliest
-from .model import ROUTING, UNKNOWN_TIME, Source, WireForm
-from .provenance import site_sources, source_name, step_sources
-from .reading import TraceContents
-from .rows import TIMES
-from .wire import wire_bytes
+from .model import ROUTING, UNKNOWN_TIME, Source
 
 if TYPE_CHECKING:
     import pandas
     import xarray
 
-SITE_SOURCES = ("layer_source", "phase_source", "direction_source")
+    from .trace import Trace
+
 DEMAND = ("iteration", "micro_batch", "layer", "group", "src", "expert", "tokens")
 """Columns of a table of demand."""
 
@@ -28,7 +25,7 @@ MOST_CELLS = 1 << 22
 """Maximum number of matrix cells read at once."""
 
 
-def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
+def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
     """Build an xarray of demand by (iteration, micro_batch, layer, src, expert)."""
     try:
         import xarray
@@ -77,15 +74,13 @@ def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
         attrs={
             "units": "1",
             "long_name": "token copies routed from a rank to an expert",
-            "layer_source": source_name(min(s.layer_source for s in sites)),
-            "iteration_source": source_name(step_sources(trace, iterations).min()),
+            "source": min(s.source for s in sites).name.lower(),
+            "step_source": Source(trace.steps.sources(iterations).min()).name.lower(),
         },
     ).transpose("iteration", "micro_batch", "layer", "src", "expert")
 
 
-def demand_table(
-    trace: TraceContents, occurrences: Int64 | None = None
-) -> pandas.DataFrame:
+def demand_table(trace: Trace, occurrences: Int64 | None = None) -> pandas.DataFrame:
     """Build a pandas table of demand; see :meth:`Trace.demand_frame`."""
     import pandas
 
@@ -114,26 +109,29 @@ def demand_table(
     return pandas.concat(parts).sort_values(order, ignore_index=True)[[*DEMAND]]
 
 
-def calls_table(trace: TraceContents) -> pandas.DataFrame:
+def calls_table(trace: Trace) -> pandas.DataFrame:
     """Build a pandas table with one row per call; see :meth:`Trace.calls`."""
     import pandas
 
     site = trace.occurrences.site
     sent = np.full(len(site), np.nan)
-    times = np.full((len(site), len(TIMES)), UNKNOWN_TIME)
-    for width in np.unique(trace.rows.width[site]).tolist():
-        of = np.flatnonzero(trace.rows.width[site] == width)
+    times = np.full((len(site), 3), UNKNOWN_TIME)
+    for width in np.unique(trace.width[site]).tolist():
+        of = np.flatnonzero(trace.width[site] == width)
         step = max(1, MOST_CELLS // width**2)
         for part in np.split(of, range(step, len(of), step)):
             issue, start, end = trace.times(part)
             times[part, 0] = earliest(issue, axis=1)
             times[part, 1] = earliest(start, axis=1)
             times[part, 2] = end.max(axis=1)
-            known = trace.rows.wire_form[site[part]] != WireForm.UNKNOWN
+            known = trace.occurrences.matrix[part] >= 0
             whole = part[known & trace.present(part).all(axis=1)]
-            square = trace.rows.square[site[whole]]
-            for these, form in ((whole[square], True), (whole[~square], False)):
-                values = wire_bytes(trace, these, square=form)
+            square = trace.square[site[whole]]
+            for these, read in (
+                (whole[square], trace.wire),
+                (whole[~square], trace.volume),
+            ):
+                values = read(these)
                 sent[these] = values.sum(axis=tuple(range(1, values.ndim)))
     measured = times != UNKNOWN_TIME
     first = times[measured].min() if measured.any() else 0
@@ -142,22 +140,17 @@ def calls_table(trace: TraceContents) -> pandas.DataFrame:
     def column(name: str) -> Any:
         return np.array([getattr(s, name) for s in trace.sites])[site]
 
+    names = np.array([source.name.lower() for source in Source])
     return pandas.DataFrame(
         {
             "iteration": trace.occurrences.iteration,
             "micro_batch": column("slot"),
-            **{n: column(n) for n in ("layer", "phase", "direction", "operation")},
-            "label": column("label"),
-            "group": column("group"),
-            **{
-                name: np.array([site_sources(s)[name] for s in trace.sites])[site]
-                for name in SITE_SOURCES
-            },
-            "step_source": np.array([source_name(s) for s in Source])[
-                step_sources(trace, trace.occurrences.iteration)
-            ],
-            "ranks": trace.rows.width[site],
+            **{n: column(n) for n in ("layer", "module", "phase", "direction")},
+            **{n: column(n) for n in ("operation", "label", "group")},
+            "source": names[column("source").astype(int)],
+            "step_source": names[trace.steps.sources(trace.occurrences.iteration)],
+            "ranks": trace.width[site],
             "bytes": sent,
-            **{f"{n}_s": seconds[:, at] for at, n in enumerate(TIMES)},
+            **dict(zip(("issue_s", "start_s", "end_s"), seconds.T, strict=True)),
         }
     )

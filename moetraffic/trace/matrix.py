@@ -1,23 +1,32 @@
-"""Traffic matrices between ranks, from expert demand or from wire bytes, by phase."""
+"""Traffic matrices between ranks, from expert demand or wire bytes, and placements."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import TraceError
 from moetraffic.spelling import check_choice
 from moetraffic.tables import Table
 
-from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Source
-from .placement import between_ranks
-from .provenance import step_sources
-from .reading import TraceContents
-from .wire import in_bytes, wire_bytes
+from .model import (
+    ALL_TO_ALL,
+    MOST_BYTES,
+    PHASES,
+    PLACEMENT,
+    ROUTING,
+    TRANSPOSED_PHASES,
+    Group,
+    Source,
+)
+
+if TYPE_CHECKING:
+    from .trace import Trace
 
 SHOWN = 16
 """Maximum number of ranks shown in a notebook."""
@@ -61,7 +70,7 @@ class Matrix:
 
 
 def exchange_matrix(
-    trace: TraceContents,
+    trace: Trace,
     iteration: int,
     layer: int,
     phase: str,
@@ -158,8 +167,8 @@ def exchange_matrix(
     )
 
 
-def _wire(trace: TraceContents, occurrences: Int64, unit: str) -> Int64:
-    values = wire_bytes(trace, occurrences, square=True)
+def _wire(trace: Trace, occurrences: Int64, unit: str) -> Int64:
+    values = trace.wire(occurrences)
     if unit == "tokens":
         sites = trace.occurrences.site[occurrences]
         row = np.array([trace.sites[s].row_bytes for s in sites], np.int64)
@@ -173,7 +182,7 @@ def _wire(trace: TraceContents, occurrences: Int64, unit: str) -> Int64:
 
 
 def _demand(
-    trace: TraceContents,
+    trace: Trace,
     routed: Int64,
     sent: Int64,
     group: int,
@@ -202,13 +211,12 @@ def _demand(
     return in_bytes(tokens, rows.pop())
 
 
-def _guessed(trace: TraceContents, occurrences: Int64) -> str:
+def _guessed(trace: Trace, occurrences: Int64) -> str:
     """Name the attributes by which calls were selected and that are inferred."""
     sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[occurrences])]
-    steps = step_sources(trace, trace.occurrences.iteration[occurrences])
+    steps = trace.steps.sources(trace.occurrences.iteration[occurrences])
     found = {
-        "layer": any(s.layer_source == Source.INFERRED for s in sites),
-        "phase": any(s.phase_source == Source.INFERRED for s in sites),
+        "layer and phase": any(s.source == Source.INFERRED for s in sites),
         "iteration": (steps == Source.INFERRED).any(),
     }
     names = [name for name, guessed in found.items() if guessed]
@@ -219,3 +227,124 @@ def _sum(name: str, plural: str, values: list[int]) -> str:
     if len(values) == 1:
         return f"{name} {values[0]}"
     return f"sum over {plural} {', '.join(map(str, values))}"
+
+
+# ---- placements of experts -----------------------------------------------------------
+
+
+def contiguous_placement(
+    groups: Sequence[Group], layers: Sequence[int], experts: int
+) -> npt.NDArray[Any]:
+    """Place consecutive blocks of experts on the ranks of each group, in order.
+
+    The rows are of type PLACEMENT, valid from iteration 0: group rank ``floor(e W/E)``
+    holds expert e.
+    """
+    rows = [
+        (number, layer, expert, 0, group.ranks[expert * len(group.ranks) // experts], 0)
+        for number, group in enumerate(groups)
+        for layer in layers
+        for expert in range(experts)
+    ]
+    return np.array(rows, PLACEMENT)
+
+
+def holder(trace: Trace, layer: int, group: int, iteration: int) -> Int64:
+    """Return the group rank that holds each expert in an iteration, ``[E]`` int64."""
+    return _holder(_placed(trace, layer, group), trace.groups[group], layer, iteration)
+
+
+def between_ranks(
+    trace: Trace,
+    layer: int,
+    group: int,
+    iterations: Int64,
+    by_expert: npt.NDArray[Any],
+) -> npt.NDArray[Any]:
+    """Sum traffic to experts over the experts that each rank holds.
+
+    ``iterations`` ``[n]`` are those of each matrix, as the placement may change during
+    the run; ``by_expert`` ``[n, W, E]`` are token copies, or expected ones in float64.
+    The result is ``[n, W, W]``: the input itself where rank w holds expert w alone,
+    else int64, or float64.
+    """
+    rows = _placed(trace, layer, group)
+    return summed_by_rank(rows, trace.groups[group], layer, iterations, by_expert)
+
+
+def summed_by_rank(
+    rows: npt.NDArray[Any],
+    group: Group,
+    layer: int,
+    iterations: Int64,
+    by_expert: npt.NDArray[Any],
+) -> npt.NDArray[Any]:
+    """Sum as :func:`between_ranks`, by the placement ``rows`` of a group and layer."""
+    count, width, experts = by_expert.shape
+    kind = np.result_type(by_expert.dtype, np.int64)
+    version = np.searchsorted(np.unique(rows["valid_from"]), iterations, side="right")
+    parts = []
+    for number in np.unique(version):
+        these = np.flatnonzero(version == number)
+        ranks_of = _holder(rows, group, layer, int(iterations[these[0]]))
+        if len(ranks_of) != experts:
+            raise TraceError(
+                f"the placement of layer {layer} names {len(ranks_of)} experts, but "
+                f"its routing has {experts}: the file is inconsistent"
+            )
+        mine = by_expert if len(these) == count else by_expert[these]
+        if np.array_equal(ranks_of, np.arange(width)):
+            parts.append((these, mine))
+            continue
+        order = np.argsort(ranks_of, kind="stable")
+        ranks, first = np.unique(ranks_of[order], return_index=True)
+        if not np.array_equal(order, np.arange(experts)):
+            mine = mine[:, :, order]
+        held = np.add.reduceat(mine, first, axis=2, dtype=kind)
+        if len(ranks) < width:
+            every = np.zeros((len(these), width, width), kind)
+            every[:, :, ranks] = held
+            held = every
+        parts.append((these, held))
+    if len(parts) == 1:
+        return parts[0][1]
+    out = np.zeros((count, width, width), kind)
+    for these, held in parts:
+        out[these] = held
+    return out
+
+
+def _placed(trace: Trace, layer: int, group: int) -> npt.NDArray[Any]:
+    rows: npt.NDArray[Any] = trace.placements
+    of = (rows["layer"] == layer) & (rows["group"] == group)
+    return np.asarray(rows[of])
+
+
+def _holder(rows: npt.NDArray[Any], group: Group, layer: int, iteration: int) -> Int64:
+    rows = rows[rows["valid_from"] <= iteration]
+    if len(rows):
+        rows = rows[rows["valid_from"] == rows["valid_from"].max()]
+    if not len(rows) or (rows["replica"] > 0).any():
+        raise TraceError(
+            "a matrix between ranks needs exactly one rank per expert, but the "
+            f"placement of layer {layer} has {'several' if len(rows) else 'none'}: "
+            "Trace.demand() has the demand by expert"
+        )
+    rows = np.sort(rows, order="expert")
+    if not np.array_equal(rows["expert"], np.arange(len(rows))):
+        raise TraceError(
+            f"experts are numbered from 0 without gaps, but the placement of layer "
+            f"{layer} has gaps: Trace.demand() has the demand by expert"
+        )
+    member = {rank: at for at, rank in enumerate(group.ranks)}
+    return np.array([member[int(rank)] for rank in rows["rank"]], np.int64)
+
+
+def in_bytes(tokens: Integer, row_bytes: int) -> Int64:
+    """Multiply token copies by the bytes of a row, and check the result's range."""
+    if tokens.size and int(tokens.max()) * row_bytes > MOST_BYTES:
+        raise TraceError(
+            f"a call sends at most {MOST_BYTES} bytes to a rank, but {tokens.max()} "
+            f"rows of {row_bytes} bytes are more: the file is inconsistent"
+        )
+    return np.asarray(tokens.astype(np.int64, copy=False) * row_bytes, np.int64)

@@ -1,4 +1,4 @@
-"""Data model of a trace: groups, sites, occurrences, programs, placements, steps.
+"""Data model of a trace: groups, sites, occurrences, placements, steps, metadata.
 
 A run is a sequence of *occurrences* of call *sites*.  A site is a call that a program
 repeats (layer 3's dispatch of micro-batch 1 on one expert-parallel group); an
@@ -39,13 +39,6 @@ OPERATIONS = (
 REPEATED = "repeat captured ones"
 """What iterations and ranks of a synthetic trace do, in its provenance and in notes."""
 
-ROWS_DIFFER = "token copies were routed"
-"""Part of a remark of the schedule that the rows sent contradict the routing, by which
-:func:`~moetraffic.analysis.omissions.demand_remarks` finds it."""
-
-FEWER_ROWS = "% fewer"
-"""Part of such a remark where fewer rows are sent: what was dropped is unknown."""
-
 STEP_KINDS = ("train", "evaluation", "skipped")
 
 DIRECTIONS = ("forward", "backward", "recompute")
@@ -57,28 +50,20 @@ MOST_BYTES = 1 << 46
 MOST_ROW_BYTES = 1 << 31
 """Largest valid number of bytes of a row (a token copy)."""
 
+MOST_TOKEN_SAMPLE = 1 << 16
+"""Largest number of sampled tokens of a member in a micro-batch."""
+
 MOST_ITERATIONS = 1 << 40
 """Limit of iteration numbers: their product with sites stays in int64."""
 
-MOST_SITES = 1 << 22
-
 
 class Source(enum.IntEnum):
-    """How an attribute of a call site or a step was determined, weakest first."""
+    """How the attributes of a call site, or a step, were determined, weakest first."""
 
-    UNKNOWN = 0  # not determined, or not recorded (files before format 1.1)
+    UNKNOWN = 0  # not determined
     INFERRED = 1  # guessed from order, bytes or period of the calls
     LINKED = 2  # an autograd edge, a module, router or optimizer hook
     ANNOTATED = 3  # stated by the program, or by the imported file
-
-
-class WireForm(enum.IntEnum):
-    """Storage form of a call site's wire bytes."""
-
-    UNKNOWN = 0  # not recorded
-    CONSTANT = 1  # the same in every occurrence: stored once
-    DEMAND = 2  # (demand - dropped) x row bytes of a routing site: not stored
-    STORED = 3  # an array for every occurrence
 
 
 class Presence(enum.IntEnum):
@@ -119,13 +104,14 @@ class Group:
 
     kind: str  # "ep", "edp", "dp", "tp", "pp", "world", "other", or "unknown" ranks
     ranks: tuple[int, ...]
+    number: int = 0  # tells groups of the same kind and ranks apart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
     """Communication or routing call of a program, repeated in every iteration.
 
-    Sites that differ only in the sources of their attributes are equal.
+    Sites that differ only in their source are equal.
     """
 
     group: int  # index into Trace.groups
@@ -139,32 +125,17 @@ class Site:
     label: str = ""  # name of other calls ("gradient_sync", "count_exchange")
     peers: tuple[int, int] = (-1, -1)  # group ranks (source, destination) of send/recv
     experts: int = 0  # E, for routing sites
-    wire: WireForm = WireForm.UNKNOWN
-    wire_checked: int = 0  # occurrences in which the form was verified
-    routing: int = -1  # site whose demand determines the wire, for DEMAND
-    constant: tuple[int, ...] = ()  # bytes, W x W row-major (all-to-all) or W values
     dropped: DroppedForm = DroppedForm.UNKNOWN
-    choices: int = 0  # sampled tokens per member whose experts are stored; 0: none
-    layer_source: Source = field(default=Source.UNKNOWN, compare=False)
-    phase_source: Source = field(default=Source.UNKNOWN, compare=False)  # and label
-    direction_source: Source = field(default=Source.UNKNOWN, compare=False)
-
-    @property
-    def sources(self) -> tuple[Source, Source, Source]:
-        """Sources of layer, phase and direction."""
-        return self.layer_source, self.phase_source, self.direction_source
-
-    def with_sources(self, layer: Source, phase: Source, direction: Source) -> Site:
-        """Copy the site with other sources of its layer, phase and direction."""
-        return replace(
-            self, layer_source=layer, phase_source=phase, direction_source=direction
-        )
+    token_sample: int = 0  # sampled tokens per member whose experts are stored
+    module: str = ""  # name of the module that makes the call, "" if unknown
+    stage: int = -1  # pipeline stage, -1 if unknown
+    source: Source = field(default=Source.UNKNOWN, compare=False)  # the weakest
 
 
 class SiteNumbers:
     """Call sites, numbered in the order of their first addition.
 
-    Sites that differ only in their sources have one number, and the weakest sources.
+    Sites that differ only in their source have one number, and the weakest source.
     """
 
     def __init__(self, sites: Iterable[Site] = ()) -> None:
@@ -178,9 +149,8 @@ class SiteNumbers:
         number = self._numbers.setdefault(site, len(self.sites))
         if number == len(self.sites):
             self.sites.append(site)
-        elif (known := self.sites[number]).sources != site.sources:
-            weakest = map(min, known.sources, site.sources)
-            self.sites[number] = known.with_sources(*weakest)
+        elif site.source < self.sites[number].source:
+            self.sites[number] = replace(self.sites[number], source=site.source)
         return number
 
 
@@ -193,20 +163,20 @@ class Occurrences:
     """
 
     iteration: Int64  # [O]
-    site: Int32  # [O] index into Trace.sites
+    site: Int32  # [O] index into Trace.sites, which are in the programs' order
     sequence: Int64  # [O] n-th collective of its group, -1 for none
+    # [O] row of the bytes in the panel ``wire`` or ``volume``; -1: unknown, routings
+    matrix: Int64
+    transposed: Bool  # [O] the matrix is that row transposed
+    evaluation: Bool | None = None  # [O] an evaluation inside a training iteration
 
     def __len__(self) -> int:
         return len(self.iteration)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
-    """Ordered call sites of one rank in one kind of step."""
-
-    rank: int
-    kind: str  # one of STEP_KINDS
-    sites: tuple[int, ...]
+    def __getitem__(self, chosen: Any) -> Occurrences:
+        """Select calls by a slice, mask or indices."""
+        known = {n: v for n, v in vars(self).items() if v is not None}
+        return Occurrences(**{n: v[chosen] for n, v in known.items()})
 
 
 PLACEMENT = np.dtype(
@@ -242,10 +212,6 @@ RUN = np.dtype(
 """A row per timed run of a replay and site: sums over its calls in training steps."""
 
 
-NO_SOURCES: UInt8 = np.zeros(0, np.uint8)
-"""Default of the sources of steps: all are UNKNOWN."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     """Training steps, one row each; ``[S, R]`` arrays have a column per world rank.
@@ -259,21 +225,12 @@ class Steps:
     tokens: Int64  # [S, R] tokens that a rank trained on
     start: Int64  # [S, R] ns, the rank's own clock
     end: Int64  # [S, R] ns, the rank's own clock
-    # [S] Source of the step's boundaries, and of its kind
-    source: UInt8 = field(default_factory=lambda: NO_SOURCES)
-    kind_source: UInt8 = field(default_factory=lambda: NO_SOURCES)
-
-    def __post_init__(self) -> None:
-        """Set the sources that are not given to UNKNOWN."""
-        for name in ("source", "kind_source"):
-            if getattr(self, name) is NO_SOURCES:
-                unknown = np.full(len(self.iteration), Source.UNKNOWN, np.uint8)
-                object.__setattr__(self, name, unknown)
+    source: UInt8  # [S] Source of the step's boundaries and kind, the weaker of both
 
     @classmethod
     def of_training(cls, iterations: Int64, world: int, *, tokens: int = -1) -> Steps:
         """Build training steps, stated as such, whose losses and times are unknown."""
-        shape, stated = (len(iterations), world), [Source.ANNOTATED] * len(iterations)
+        shape = (len(iterations), world)
         return cls(
             iteration=iterations,
             kind=("train",) * len(iterations),
@@ -281,9 +238,18 @@ class Steps:
             tokens=np.full(shape, tokens, np.int64),
             start=np.full(shape, UNKNOWN_TIME),
             end=np.full(shape, UNKNOWN_TIME),
-            source=np.array(stated, np.uint8),
-            kind_source=np.array(stated, np.uint8),
+            source=np.full(len(iterations), Source.ANNOTATED, np.uint8),
         )
+
+    def sources(self, iterations: Int64) -> UInt8:
+        """Return the source of iterations ``[n]``; UNKNOWN if they are no steps."""
+        out = np.zeros(len(iterations), np.uint8)
+        if len(self.iteration):
+            place = np.searchsorted(self.iteration, iterations)
+            place = np.minimum(place, len(self.iteration) - 1)
+            known = self.iteration[place] == iterations
+            out[:] = np.where(known, self.source[place], Source.UNKNOWN)
+        return out
 
     def label(self, iteration: int) -> str:
         """Name an iteration, with its kind where it is no training step."""
@@ -336,6 +302,7 @@ class Meta:
     data_seed: int = -1  # of data order and routing noise; -1: as seed, or unknown
     backend: str = ""
     schedule: str = ""  # which steps, layers, phases were inferred or are unknown
+    contradiction: str = ""  # where the rows that were sent contradict the routing
     virtual: bool = False  # one process for all ranks: wire follows from routing
     complete: bool = True  # every rank's record reaches the end of the run
     missing: str = ""  # description of what is missing; "" when complete

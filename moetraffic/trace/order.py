@@ -74,7 +74,7 @@ def _orders(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, Int64]]:
     Times are read once for all ranks, unless some are unknown.
     """
     parts = []
-    width = trace.rows.width[trace.occurrences.site[occurrences]]
+    width = trace.width[trace.occurrences.site[occurrences]]
     for size in np.unique(width).tolist():
         of = occurrences[width == size]
         issue, _, _ = trace.times(of, own_clock=True)

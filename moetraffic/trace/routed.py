@@ -1,8 +1,8 @@
 """Build a trace from routing decisions and a placement, without running all-to-alls.
 
 The matrices of an expert-parallel run follow from the routing of each rank's tokens and
-the ranks of the experts.  Used for virtual expert parallelism, for relocation, and for
-traces of arrays.
+the ranks of the experts.  Used for virtual expert parallelism, synthetic traces,
+relocation, and traces of arrays.
 """
 
 from __future__ import annotations
@@ -15,32 +15,34 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic import __version__
-from moetraffic.arrays import Int32, Int64, Integer, UInt8
+from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import TraceError
 
+from .choices import ExpertIds, padded
+from .matrix import contiguous_placement, in_bytes, summed_by_rank
 from .model import (
     ALL_TO_ALL,
     PHASES,
     ROUTING,
     TRANSPOSED_PHASES,
+    UNKNOWN_TIME,
     DroppedForm,
     Group,
     Meta,
     Occurrences,
-    Program,
+    Presence,
     Site,
     Source,
     Steps,
-    WireForm,
 )
-from .panel import ArrayPanel
-from .placement import contiguous_placement
-from .reading import T
-from .rows import recorded_panels
+from .panel import ArrayPanel, ComputedPanel, Panel, constant_panel, stacked
+from .storage import table_of
+from .trace import TIMES, Trace
 
 SHAPES = "[iterations, layers, ranks, experts], or with micro-batches after the layers"
 ASSUMED_ROWS = "1 byte per token copy assumed"
 COUNT_BYTES = 8  # bytes of an entry (int64) in the exchange of counts
+FORWARD = ("routing", "counts", "dispatch", "combine")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,21 +52,33 @@ class RoutedLayer:
     layer: int  # global layer
     slot: int  # micro-batch of a step
     iteration: Int64  # [n], strictly increasing
-    demand: Int32  # [n, R, E] token copies that rank r routes to expert e
-    dropped: Int32 | None  # [n, R, E] of these, dropped ones; None: see unreported
+    demand: Panel  # [n, R, E] int32 token copies that rank r routes to expert e
+    dropped: Panel | None  # [n, R, E] of these, dropped ones; None: see unreported
     row_bytes: int  # bytes of a token copy on the wire
     dtype: str  # element type on the wire
     padded: int = 0  # fixed rows from each rank to each expert; 0: not padded
-    choices: UInt8 | None = None  # [n, R, S, B] experts of sampled tokens, bit sets
+    chosen: ExpertIds | None = None  # [n, R, S, k] experts of sampled tokens, -1: none
     unreported: DroppedForm = DroppedForm.NONE  # what dropped=None means
     phases: tuple[str, ...] = PHASES  # the exchanges that the layer has
     source: Source = Source.ANNOTATED  # of its layer, phases and directions
 
-    @property
-    def kept(self) -> Int64:
-        """Token copies that are sent, padding excluded, ``[n, R, E]``."""
-        kept = self.demand.astype(np.int64)
-        return kept if self.dropped is None else kept - self.dropped
+    def kept(self, start: int, stop: int) -> Int64:
+        """Read the token copies that are sent, padding excluded, ``[n, R, E]``."""
+        kept = self.demand.read(start, stop).astype(np.int64)
+        if self.dropped is not None:
+            kept -= self.dropped.read(start, stop)
+        return kept
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _RoutedSite:
+    """A call site of a layer in one group, with its bytes."""
+
+    place: tuple[int, ...]  # sort key: position in a step
+    site: Site
+    layer: RoutedLayer
+    bytes: Panel | None  # [n or 1, W, W] in the direction of the dispatch; None: none
+    # the same object for exchanges that share their matrices
 
 
 def trace_of_routing(
@@ -74,65 +88,81 @@ def trace_of_routing(
     placements: npt.NDArray[Any],
     meta: Meta,
     steps: Steps,
-    kind: type[T],
-) -> T:
+) -> Trace:
     """Build the trace of an expert-parallel run from its routing decisions.
 
     Times are unknown.  Each layer also has the exchange of counts that precedes an
-    all-to-all with uneven splits.  Wire bytes are derived from demand where each expert
-    has one replica.
+    all-to-all with uneven splits.  Bytes are computed when they are read.
 
     ``layers`` are in the order of the forward pass, slot by slot; the groups together
     hold ranks 0 to R-1 once each; ``placements`` have one row per expert and replica of
     each group and layer.  A rank's copies for an expert with m replicas are spread
     evenly over them; the remainder goes round-robin to the replicas, starting at the
-    group rank modulo m.  The result is of class ``kind``,
-    :class:`~moetraffic.trace.Trace`.
+    group rank modulo m.
     """
-    sites: list[Site] = []
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
-    when: list[Int64] = []
-    order: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    made: list[_RoutedSite] = []
     for number, group in enumerate(groups):
-        order[number] = []
-        for at, layer in enumerate(layers):
-            for step, site in _sites_of(
-                layer, number, group, placements, len(sites), parts
-            ):
-                place = _place_in_program(step, at, layer, layers)
-                order[number].append((place, len(sites)))
-                sites.append(site)
-                when.append(layer.iteration)
-    position = np.full(len(sites), -1, np.int64)  # index among its group's collectives
-    for called_here in order.values():
-        called = [n for _, n in sorted(called_here) if sites[n].operation != ROUTING]
-        position[called] = np.arange(len(called))
-    site_of = np.repeat(np.arange(len(sites)), [len(w) for w in when])
+        here = [
+            site
+            for at, layer in enumerate(layers)
+            for site in _sites_of(layer, at, len(layers), number, group, placements)
+        ]
+        made += sorted(here, key=lambda each: each.place)
+    count = np.array([len(m.layer.iteration) for m in made], np.int64)
+    site_of = np.repeat(np.arange(len(made), dtype=np.int32), count)
+    when = [m.layer.iteration for m in made]
     iteration = np.concatenate(when) if when else np.zeros(0, np.int64)
-    index = np.searchsorted(steps.iteration, iteration)
-    sequence = index * (position.max(initial=0) + 1) + position[site_of]
-    sequence[position[site_of] < 0] = -1
-    stored = {name: ArrayPanel(np.concatenate(p)) for name, p in parts.items()}
-    return kind(
+    matrix, transposed, panels = _bytes(made, groups)
+    return Trace(
         meta=meta,
         groups=groups,
-        sites=sites,
+        sites=[m.site for m in made],
         occurrences=Occurrences(
-            iteration=iteration, site=site_of.astype(np.int32), sequence=sequence
+            iteration=iteration,
+            site=site_of,
+            sequence=_sequence(made, site_of, steps, iteration),
+            matrix=matrix,
+            transposed=transposed,
         ),
-        panels={**recorded_panels(groups, sites, site_of), **stored},
+        panels={
+            **blank_panels(groups, [m.site for m in made], site_of),
+            **_routing_panels(made, groups),
+            **panels,
+        },
         steps=steps,
-        programs=[
-            Program(
-                rank=rank,
-                kind="train",
-                sites=tuple(s for _, s in sorted(order[number])),
-            )
-            for number, group in enumerate(groups)
-            for rank in group.ranks
-        ],
         placements=placements,
     )
+
+
+def blank_panels(
+    groups: Sequence[Group], sites: Sequence[Site], site: Integer
+) -> dict[str, Panel]:
+    """Build the panels of calls that each member recorded, with unknown times.
+
+    ``site`` is the site of each occurrence, ``[O]``.  A message has two members,
+    whatever its group.
+    """
+    names = np.array([table_of(s, groups) for s in sites])
+    panels: dict[str, Panel] = {}
+    for name in np.unique(names).tolist():
+        here = site[(names == name)[site]]
+        kind, _, shape = name.partition("_")
+        width = int(shape.partition("x")[0])
+        present = constant_panel((len(here), width), np.uint8, Presence.RECORDED)
+        messages = [n for n in np.unique(here).tolist() if sites[n].peers[0] >= 0]
+        if messages:
+            rows = present.read(0, len(here)).copy()
+            for number in messages:
+                mine = np.flatnonzero(here == number)
+                rows[mine] = Presence.ABSENT
+                rows[mine[:, None], list(sites[number].peers)] = Presence.RECORDED
+            present = ArrayPanel(rows)
+        panels[f"{name}/present"] = present
+        for column in TIMES if kind == "call" else TIMES[:1]:
+            panels[f"{name}/{column}"] = constant_panel(
+                (len(here), width), np.int64, UNKNOWN_TIME
+            )
+    return panels
 
 
 def spread(
@@ -170,102 +200,165 @@ def spread(
 
 def _sites_of(
     layer: RoutedLayer,
+    at: int,
+    depth: int,
     number: int,
     group: Group,
     placements: npt.NDArray[Any],
-    first: int,
-    parts: dict[str, list[npt.NDArray[Any]]],
-) -> list[tuple[str, Site]]:
-    """Build a layer's call sites in one group, and the panels that must be stored."""
+) -> list[_RoutedSite]:
+    """Build a layer's call sites in one group, in any order."""
     ranks = list(group.ranks)
-    width, experts = len(ranks), layer.demand.shape[2]
     routing = Site(
         group=number,
         operation=ROUTING,
         layer=layer.layer,
         slot=layer.slot,
-        experts=experts,
-        dropped=layer.unreported,
-    ).with_sources(layer.source, layer.source, layer.source)
-    parts.setdefault(f"demand_{width}x{experts}", []).append(layer.demand[:, ranks])
-    if layer.dropped is not None and layer.dropped[:, ranks].any():
-        routing = replace(routing, dropped=DroppedForm.STORED)
-        name = f"dropped_{width}x{experts}"
-        parts.setdefault(name, []).append(layer.dropped[:, ranks])
-    if layer.choices is not None and layer.choices[:, ranks].any():
-        routing = replace(routing, choices=layer.choices.shape[2])
-        name = f"choices_{width}x{experts}x{routing.choices}"
-        parts.setdefault(name, []).append(layer.choices[:, ranks])
-    of = (placements["group"] == number) & (placements["layer"] == layer.layer)
-    rows = placements[of]
+        experts=layer.demand.shape[2],
+        dropped=layer.unreported if layer.dropped is None else DroppedForm.STORED,
+        token_sample=0 if layer.chosen is None else layer.chosen.shape[2],
+        source=layer.source,
+    )
     exchange = replace(
         routing,
         operation=ALL_TO_ALL,
         experts=0,
-        choices=0,
+        token_sample=0,
         dtype=layer.dtype,
         row_bytes=layer.row_bytes,
         dropped=DroppedForm.UNKNOWN,
     )
-    made = [("routing", routing)]
+    of = (placements["group"] == number) & (placements["layer"] == layer.layer)
+    rows = placements[of]
+    found: list[tuple[str, Site, Panel | None]] = [("routing", routing, None)]
     if not layer.padded:
-        made.append(("counts", _counts(exchange, rows, group)))
+        counts = replace(
+            exchange, dtype="int64", row_bytes=COUNT_BYTES, label="count_exchange"
+        )
+        found.append(("counts", counts, _counts(rows, group)))
     single = not (rows["replica"] > 0).any()
-    sent = None  # rows between ranks, where they do not follow from the demand alone
-    if layer.padded or not single:
-        kept = layer.kept[:, ranks]
-        sent = spread(kept, rows, group, layer.iteration, layer.padded)
-        sent *= layer.row_bytes
+    known = layer.padded or layer.dropped is not None
+    known = known or layer.unreported != DroppedForm.UNKNOWN
+
+    def sent(start: int, stop: int) -> Int64:
+        kept, when = layer.kept(start, stop)[:, ranks], layer.iteration[start:stop]
+        if single and not layer.padded:
+            copies = summed_by_rank(rows, group, layer.layer, when, kept)
+        else:
+            copies = spread(kept, rows, group, when, layer.padded)
+        return in_bytes(copies, layer.row_bytes)
+
+    shape = (len(layer.iteration), len(ranks), len(ranks))
+    matrices: Panel | None = ComputedPanel(shape, np.int64, sent) if known else None
+    if layer.padded and len(np.unique(rows["valid_from"])) == 1 and shape[0]:
+        matrices = ArrayPanel(sent(0, 1))
     for phase in layer.phases:
         direction = "backward" if phase.endswith("_grad") else "forward"
         site = replace(exchange, phase=phase, direction=direction)
-        if sent is None:
-            site = replace(site, wire=WireForm.DEMAND, routing=first)
-        else:
-            turned = sent.transpose(0, 2, 1) if phase in TRANSPOSED_PHASES else sent
-            site = _stated(site, turned, parts)
-        made.append((phase, site))
+        found.append((phase, site, matrices))
+    made = []
+    for step, site, matrix in found:
+        place = (layer.slot, 1, depth - at, PHASES.index(step) if step in PHASES else 0)
+        if step in FORWARD:
+            place = (layer.slot, 0, at, FORWARD.index(step))
+        made.append(_RoutedSite(place=place, site=site, layer=layer, bytes=matrix))
     return made
 
 
-def _counts(exchange: Site, rows: npt.NDArray[Any], group: Group) -> Site:
-    """Build the site of the exchange of counts: one int64 per rank and expert."""
+def _counts(rows: npt.NDArray[Any], group: Group) -> Panel:
+    """Build the bytes of the exchange of counts: one int64 per rank and expert."""
     first = rows[rows["valid_from"] == rows["valid_from"].min()]
-    held = [int((first["rank"] == rank).sum()) for rank in group.ranks]
-    width = len(group.ranks)
-    return replace(
-        exchange,
-        dtype="int64",
-        row_bytes=COUNT_BYTES,
-        label="count_exchange",
-        wire=WireForm.CONSTANT,
-        constant=tuple(COUNT_BYTES * n for _ in range(width) for n in held),
-    )
+    held = [COUNT_BYTES * int((first["rank"] == rank).sum()) for rank in group.ranks]
+    return ArrayPanel(np.tile(np.array(held, np.int64), (1, len(held), 1)))
 
 
-def _stated(site: Site, sent: Int64, parts: dict[str, list[npt.NDArray[Any]]]) -> Site:
-    """Store the bytes of a site once if they are constant, else in a panel."""
-    if len(sent) and (sent == sent[0]).all():
-        constant = tuple(sent[0].ravel().tolist())
-        return replace(site, wire=WireForm.CONSTANT, constant=constant)
-    parts.setdefault(f"wire_{sent.shape[1]}", []).append(sent)
-    return replace(site, wire=WireForm.STORED)
+def _bytes(
+    made: Sequence[_RoutedSite], groups: Sequence[Group]
+) -> tuple[Int64, npt.NDArray[np.bool_], dict[str, Panel]]:
+    """Number the matrices of all calls, and build the panels that hold them."""
+    matrix, transposed = [np.zeros(0, np.int64)], [np.zeros(0, bool)]
+    parts: dict[str, list[Panel]] = {}
+    first: dict[int, int] = {}  # of each panel, by identity
+    for each in made:
+        count = len(each.layer.iteration)
+        back = each.site.phase in TRANSPOSED_PHASES
+        transposed.append(np.full(count, back))
+        if each.bytes is None:
+            matrix.append(np.full(count, -1))
+            continue
+        own = parts.setdefault(f"{table_of(each.site, groups)}/wire", [])
+        if id(each.bytes) not in first:
+            first[id(each.bytes)] = sum(part.shape[0] for part in own)
+            own.append(each.bytes)
+        once = each.bytes.shape[0] < count  # the same bytes in all calls
+        matrix.append(first[id(each.bytes)] + np.arange(count) * (not once))
+    panels = {name: stacked(own) for name, own in parts.items()}
+    return np.concatenate(matrix), np.concatenate(transposed), panels
 
 
-FORWARD = ("routing", "counts", "dispatch", "combine")
+def _routing_panels(
+    made: Sequence[_RoutedSite], groups: Sequence[Group]
+) -> dict[str, Panel]:
+    """Build the panels of demand, dropped copies and sampled tokens."""
+    routings = [each for each in made if each.site.operation == ROUTING]
+    panels: dict[str, Panel] = {}
+    for table in dict.fromkeys(table_of(each.site, groups) for each in routings):
+        own = [each for each in routings if table_of(each.site, groups) == table]
+        panels[f"{table}/demand"] = stacked(
+            [_of_group(e.layer.demand, groups[e.site.group]) for e in own]
+        )
+        if any(each.layer.dropped is not None for each in own):
+            shape = panels[f"{table}/demand"].shape[1:]
+            panels[f"{table}/dropped"] = stacked(
+                [
+                    constant_panel((len(e.layer.iteration), *shape), np.int32, 0)
+                    if e.layer.dropped is None
+                    else _of_group(e.layer.dropped, groups[e.site.group])
+                    for e in own
+                ]
+            )
+        samples = [e.layer.chosen for e in own]
+        sizes = [s.shape[2:] for s in samples if s is not None]
+        if sizes:
+            tokens, k = (max(size) for size in zip(*sizes, strict=True))
+            ids = []
+            for each, sample in zip(own, samples, strict=True):
+                ranks = list(groups[each.site.group].ranks)
+                if sample is None:
+                    sample = np.full(
+                        (len(each.layer.iteration), each.layer.demand.shape[1], 1, 1),
+                        -1,
+                        np.int16,
+                    )
+                ids.append(padded(sample[:, ranks], tokens, k))
+            panels[f"{table}/chosen"] = ArrayPanel(np.concatenate(ids))
+    return panels
 
 
-def _place_in_program(
-    step: str, at: int, layer: RoutedLayer, layers: Sequence[RoutedLayer]
-) -> tuple[int, ...]:
-    """Build the sort key of a site in a step: slot, pass, layer, exchange."""
-    if step in FORWARD:
-        return (layer.slot, 0, at, FORWARD.index(step))
-    return (layer.slot, 1, len(layers) - at, PHASES.index(step))
+def _of_group(panel: Panel, group: Group) -> Panel:
+    """Select the rows of a group's ranks from a panel ``[n, R, E]``."""
+    ranks = list(group.ranks)
+    if ranks == list(range(panel.shape[1])):
+        return panel
+    shape = (panel.shape[0], len(ranks), panel.shape[2])
+    return ComputedPanel(shape, panel.dtype, lambda a, b: panel.read(a, b)[:, ranks])
+
+
+def _sequence(
+    made: Sequence[_RoutedSite], site_of: Integer, steps: Steps, iteration: Int64
+) -> Int64:
+    """Number each call among the collectives of its group; -1 for routings."""
+    position = np.full(len(made), -1, np.int64)
+    counts: dict[int, int] = {}
+    for number, each in enumerate(made):
+        if each.site.operation != ROUTING:
+            position[number] = counts.setdefault(each.site.group, 0)
+            counts[each.site.group] += 1
+    step = np.searchsorted(steps.iteration, iteration)
+    sequence = step * (int(position.max(initial=0)) + 1) + position[site_of]
+    return np.where(position[site_of] < 0, -1, sequence)
 
 
 def arrays_as_trace(
-    kind: type[T],
     demand: npt.ArrayLike,
     *,
     placement: npt.ArrayLike | None,
@@ -274,7 +367,7 @@ def arrays_as_trace(
     dropped: npt.ArrayLike | None,
     iterations: npt.ArrayLike | None,
     layers: npt.ArrayLike | None,
-) -> T:
+) -> Trace:
     """Build a trace from an array of token counts; see :meth:`Trace.from_arrays`."""
     counts = _integers("demand", demand)
     if counts.ndim in (4, 5) and not len(counts):
@@ -318,8 +411,10 @@ def arrays_as_trace(
                 layer=int(numbers[at]),
                 slot=slot,
                 iteration=when,
-                demand=counts[:, at, slot].astype(np.int32),
-                dropped=lost[:, at, slot].astype(np.int32) if lost.any() else None,
+                demand=ArrayPanel(counts[:, at, slot].astype(np.int32)),
+                dropped=ArrayPanel(lost[:, at, slot].astype(np.int32))
+                if lost[:, at, slot].any()
+                else None,
                 row_bytes=row_bytes or 1,
                 dtype="",
             )
@@ -339,7 +434,6 @@ def arrays_as_trace(
             moetraffic=__version__,
         ),
         steps=Steps.of_training(when, ranks),
-        kind=kind,
     )
 
 

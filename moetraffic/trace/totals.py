@@ -8,7 +8,7 @@ import numpy as np
 
 from moetraffic.arrays import Int64
 
-from .model import ALL_TO_ALL, ROUTING, DroppedForm, WireForm
+from .model import ROUTING, DroppedForm
 from .trace import Trace
 
 
@@ -29,14 +29,14 @@ def all_to_all_bytes(trace: Trace, iterations: Int64 | None = None) -> tuple[int
     ``iterations``: of these alone; None: of all, evaluation steps included.
     """
     total = kept = 0
-    for number, site in enumerate(trace.sites):
-        if site.operation == ALL_TO_ALL and site.wire != WireForm.UNKNOWN:
-            of = trace.complete(np.flatnonzero(trace.occurrences.site == number))
-            if iterations is not None:
-                of = of[np.isin(trace.occurrences.iteration[of], iterations)]
-            wire = trace.wire(of)
-            total += int(wire.sum())
-            kept += int(np.trace(wire, axis1=1, axis2=2).sum()) if len(of) else 0
+    for number in np.flatnonzero(trace.square & trace.has_bytes).tolist():
+        known = (trace.occurrences.site == number) & (trace.occurrences.matrix >= 0)
+        of = trace.complete(np.flatnonzero(known))
+        if iterations is not None:
+            of = of[np.isin(trace.occurrences.iteration[of], iterations)]
+        wire = trace.wire(of)
+        total += int(wire.sum())
+        kept += int(np.trace(wire, axis1=1, axis2=2).sum()) if len(of) else 0
     return total, kept
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, Trace
-from moetraffic.trace.relocation import routed_layers
+from moetraffic.trace.panel import take
+from moetraffic.trace.what_if.relocate import routed_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +71,8 @@ def routing_counts(
     shape = (len(when), len(chosen), trace.meta.world, experts.pop())
     counts = np.zeros(shape, np.int64)
     for each in routed:
-        keep = np.isin(each.iteration, when)
-        counts[:, chosen.index(each.layer)] += each.demand[keep]
+        keep = np.flatnonzero(np.isin(each.iteration, when))
+        counts[:, chosen.index(each.layer)] += take(each.demand, keep)
     router = {s.layer: s.group for s in trace.sites if s.operation == ROUTING}
     holder = [trace.holder(at, router[at], int(when[0])) for at in chosen]
     return RoutingCounts(

@@ -12,13 +12,12 @@ import numpy as np
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, CaptureError, TraceError
+from moetraffic.files import SEGMENTS
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import SEGMENTS
 from moetraffic.trace.inference.inference import TRAINED
 from moetraffic.trace.iterations import layer_numbers
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import Source
-from moetraffic.trace.provenance import schedule_remarks
 from moetraffic.trace.segments.segment import Segment
 from moetraffic.trace.segments.series import members
 from moetraffic.trace.segments.store import RANKS, segments_folder
@@ -215,7 +214,10 @@ class _Watched:
                 # segments come from files: contradictions must not end the view
                 self._failed = str(error)
                 continue
-            self._inferred = "; ".join(schedule_remarks(trace.meta.schedule))
+            meta = trace.meta
+            self._inferred = "; ".join(
+                filter(None, (meta.schedule, meta.contradiction))
+            )
             shift = self._shift(segments, trace)
             kept = self._training(trace)
             if len(kept):
@@ -306,8 +308,9 @@ class _Watched:
             missing = [part for part in meta.missing.split("; ") if part]
             notes = [f"missing: {part}" for part in missing]
             if meta.schedule:
-                found = "; ".join(schedule_remarks(meta.schedule))
-                notes.append(f"layers and phases: {found}")
+                notes.append(f"layers and phases: {meta.schedule}")
+            if meta.contradiction:
+                notes.append(f"rows sent: {meta.contradiction}")
             every = tuple(range(meta.world))
             seen = len(when)
             if self._rows is not None:

@@ -10,7 +10,7 @@ import numpy as np
 from moetraffic.analysis.times.call_times import timed
 from moetraffic.analysis.times.time_breakdown import distribution
 from moetraffic.arrays import Float64, Int64
-from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace, WireForm
+from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import DroppedForm, Source
 
@@ -139,7 +139,6 @@ def step_rows(trace: Trace, iterations: Int64) -> StepRows:
     found = trace.find()
     found = found[np.isin(trace.occurrences.iteration[found], iterations)]
     layer_of = np.array([s.layer for s in trace.sites], np.int64)
-    sends = np.array([s.operation == ALL_TO_ALL for s in trace.sites], bool)
     sites = trace.occurrences.site[found]
     numbers = {
         s.layer for s in trace.sites if s.operation in (ALL_TO_ALL, ROUTING)
@@ -147,7 +146,7 @@ def step_rows(trace: Trace, iterations: Int64) -> StepRows:
     layers = {}
     for layer in sorted(numbers):
         mine = found[layer_of[sites] == layer]
-        sent = mine[sends[trace.occurrences.site[mine]]]
+        sent = mine[trace.square[trace.occurrences.site[mine]]]
         of, load, dropped = _load(trace, mine, iterations)
         total, local = _bytes(trace, sent, iterations)
         layers[layer] = LayerRows(
@@ -163,7 +162,7 @@ def step_rows(trace: Trace, iterations: Int64) -> StepRows:
         iteration=iterations,
         duration_s=mean_of_known(np.where(known, span, np.nan)) / 1e9,
         loss=mean_of_known(steps.loss[row]),
-        busy=_busy(trace, found[sends[sites]], iterations, start, span),
+        busy=_busy(trace, found[trace.square[sites]], iterations, start, span),
         layers=layers,
         k=trace.meta.k,
         source=Source(int(steps.source[row].min(initial=Source.ANNOTATED))),
@@ -171,16 +170,10 @@ def step_rows(trace: Trace, iterations: Int64) -> StepRows:
 
 
 def _source(trace: Trace, mine: Int64) -> Source:
-    """Return the weakest source of the layer and phases of calls that have a phase."""
+    """Return the weakest source of routings and of calls that have a phase."""
     sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[mine]).tolist()]
-    return min(
-        (
-            min(s.layer_source, s.phase_source) if s.phase else s.layer_source
-            for s in sites
-            if s.phase or s.operation == ROUTING
-        ),
-        default=Source.UNKNOWN,
-    )
+    named = (s.source for s in sites if s.phase or s.operation == ROUTING)
+    return min(named, default=Source.UNKNOWN)
 
 
 def mean_of_known(values: Float64) -> Float64:
@@ -237,8 +230,7 @@ def _index(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
 
 
 def _sized(trace: Trace, part: Int64) -> bool:
-    site = trace.sites[int(trace.occurrences.site[part[0]])]
-    return site.wire != WireForm.UNKNOWN
+    return bool((trace.occurrences.matrix[part] >= 0).all())
 
 
 def _bytes(trace: Trace, sent: Int64, when: Int64) -> tuple[Float64, Float64]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import ReplayError
+from moetraffic.files import validate_output
 from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
 from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN
 from moetraffic.replay.backends.requirements import validate_device
@@ -36,7 +37,6 @@ from moetraffic.report.console.options import (
     takes,
 )
 from moetraffic.report.console.terminal import announce, refuse, run, say
-from moetraffic.trace.hdf5.durable import validate_output
 
 from .result import ENDINGS, Bench, sentences
 from .result import tables as measurements

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.errors import ReplayError
+from moetraffic.files import write_text
 from moetraffic.patterns.bandwidth.collective import wire_bytes
 from moetraffic.patterns.bandwidth.hockney import HockneyFit, hockney_fit
 from moetraffic.replay.results.output import to_json
 from moetraffic.tables import Table
-from moetraffic.trace.hdf5.durable import write_text
 
 ENDINGS = (".csv", ".json")
 PLACES = {"out": "out of place", "in": "in place"}

@@ -4,7 +4,7 @@ A plan holds the operations of a trace, or of a part of it, in the order of the 
 and a *program* for each requested rank: its operations in issue order, with its bytes.
 A plan depends on the trace and the background traffic alone, so all ranks make the same
 plan and compare its digest.  Other ranks or bytes than the trace's are another trace:
-:func:`moetraffic.trace.rescaling.rescale`.
+:func:`moetraffic.trace.what_if.rescale.rescale`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _size_dense(
     """Set the size S of captured dense operations; return notes on padded gathers."""
     captured = dense[dense < len(chosen)]
     unequal = more = 0
-    for _, kind, at, nbytes in volumes(trace, chosen[captured]):
+    for kind, at, nbytes in volumes(trace, chosen[captured]):
         size = sizes(kind, nbytes)
         table.size[captured[at]] = size
         if kind in ("all_gather", "gather"):

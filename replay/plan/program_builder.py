@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moetraffic.arrays import Bool, Int8, Int32, Int64
-from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 from moetraffic.trace.order import common_order
-from moetraffic.trace.panel import take
 from moetraffic.trace.trace import Trace
 
 from .background_order import follow, levels
@@ -62,9 +60,7 @@ def read_issue_order(
     for at in blocks(trace, occurrences, _BLOCK_CELLS):
         these = occurrences[at]
         members, part = trace.members(these), takes_part(trace, these)
-        issue, end = (
-            read_times(trace, name, these, members) for name in ("issue", "end")
-        )
+        issue, _, end = trace.times(these)
         # at every pace, because each rank's order, waits and batches follow from the
         # times, also between groups, which no exchange in a group could compare
         digest.update(issue.astype("<i8").tobytes() + end.astype("<i8").tobytes())
@@ -82,13 +78,6 @@ def read_issue_order(
         begin=begin if begin < _LATE else UNKNOWN_TIME,
         common=common_order(trace, occurrences) if in_common and ranks else None,
     )
-
-
-def read_times(trace: Trace, name: str, occurrences: Int64, members: Int64) -> Int64:
-    """Read issue or end times of operations, ``[b, W]``, on rank 0's clock."""
-    panel = f"{name}_{members.shape[1]}"
-    read = take(trace.panels[panel], trace.rows_of(panel)[occurrences])
-    return to_common(trace.clocks, members, np.asarray(read, np.int64))
 
 
 def rank_order(

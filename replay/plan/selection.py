@@ -18,7 +18,7 @@ import numpy as np
 
 from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import ReplayError
-from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Site, WireForm
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Site
 from moetraffic.trace.trace import Trace
 
 from .program import KINDS, Plan
@@ -58,7 +58,6 @@ def select_operations(
             f"replay asks for {', '.join(map(str, sorted(layers)))}: choose among "
             "them with --layers, or leave it out"
         )
-    wanted = np.array([_is_replayed(s, dense) for s in trace.sites], bool)
     counts = np.array(
         [
             s.operation != ROUTING
@@ -68,13 +67,13 @@ def select_operations(
         bool,
     )
     every = trace.find(iterations=iterations, kind=None)
+    every = every[counts[trace.occurrences.site[every]]]
     site = trace.occurrences.site[every]
-    left: Counter[str] = Counter()
-    many = np.bincount(site, minlength=len(trace.sites)).tolist()
-    for one, count, take in zip(trace.sites, many, counts & ~wanted, strict=True):
-        if count and take:
-            left[one.operation] += count
-    chosen = every[(wanted & counts)[site]] if len(trace.sites) else every[:0]
+    wanted = np.array([_is_replayed(s, dense) for s in trace.sites], bool)[site]
+    sizeless = [s.operation in (ALL_TO_ALL, "barrier") for s in trace.sites]
+    wanted &= np.array(sizeless, bool)[site] | (trace.occurrences.matrix[every] >= 0)
+    left = Counter(trace.sites[s].operation for s in site[~wanted].tolist())
+    chosen = every[wanted]
     if not len(chosen):
         raise _no_operation(trace, iterations, layers, left)
     _check_complete(trace, chosen)
@@ -87,7 +86,7 @@ def takes_part(trace: Trace, occurrences: Int64) -> Bool:
     Members are in the order of the group.  A message has two.
     """
     sites = trace.occurrences.site[occurrences]
-    width = trace.common_size(occurrences)
+    width = trace.size(int(occurrences[0]))
     used, which = np.unique(sites, return_inverse=True)
     rows = np.ones((len(used), width), bool)
     for row, number in enumerate(used.tolist()):
@@ -103,9 +102,7 @@ def blocks(trace: Trace, occurrences: Int64, cells: int) -> Iterator[Int64]:
 
     A cell is one member of one operation.
     """
-    widths = np.array([len(g.ranks) for g in trace.groups], np.int64)
-    group = np.array([s.group for s in trace.sites], np.int64)
-    width = widths[group[trace.occurrences.site[occurrences]]]
+    width = trace.width[trace.occurrences.site[occurrences]]
     for size in np.unique(width).tolist():
         same = np.flatnonzero(width == size)
         step = max(1, cells // size)
@@ -116,11 +113,9 @@ def blocks(trace: Trace, occurrences: Int64, cells: int) -> Iterator[Int64]:
 def _is_replayed(site: Site, dense: bool) -> bool:
     if site.operation == ALL_TO_ALL:
         return True
-    if site.operation not in KINDS or not dense:
-        return False
     if site.operation == MESSAGE and min(site.peers) < 0:
         return False
-    return site.wire != WireForm.UNKNOWN or site.operation == "barrier"
+    return dense and site.operation in KINDS
 
 
 def _no_operation(

@@ -10,7 +10,6 @@ from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.trace.model import ALL_TO_ALL
-from moetraffic.trace.rescaling.rescaled_trace import at_sender
 from moetraffic.trace.trace import Trace
 
 from .operation_table import OperationTable
@@ -20,39 +19,20 @@ from .selection import MESSAGE, blocks
 _BLOCK_CELLS = 1 << 20  # members, or cells of matrices, that are read at a time
 
 
-def volumes(
-    trace: Trace, occurrences: Int64
-) -> Iterator[tuple[int, str, Int64, Int64]]:
+def volumes(trace: Trace, occurrences: Int64) -> Iterator[tuple[str, Int64, Int64]]:
     """Yield the input bytes of each member of dense operations, block by block.
 
-    Parameters
-    ----------
-    occurrences
-        ``[n]`` indices of operations, none of them an all-to-all.
-
-    Yields
-    ------
-    group, kind, at, nbytes
-        Index of the trace's group; the kind; indices into ``occurrences``, ``[b]``;
-        ``[b, W]`` int64 bytes of the replay's members, ranks ascending.
+    These are the kind, indices ``[b]`` into ``occurrences``, and bytes ``[b, W]``.
     """
-    group = np.array([s.group for s in trace.sites], np.int64)
     for places in blocks(trace, occurrences, _BLOCK_CELLS):
         sites = trace.occurrences.site[occurrences[places]]
-        kinds = np.array([KINDS.index(trace.sites[s].operation) for s in sites])
-        key = group[sites] * len(KINDS) + kinds
-        for one in np.unique(key).tolist():
-            number, kind = one // len(KINDS), KINDS[one % len(KINDS)]
-            at = places[key == one]
-            if kind == "barrier":
-                width = len(trace.groups[number].ranks)
-                nbytes = np.zeros((len(at), width), np.int64)
-            else:
+        kinds = np.array([trace.sites[s].operation for s in sites])
+        for kind in np.unique(kinds).tolist():
+            at = places[kinds == kind]
+            nbytes = np.zeros((len(at), trace.size(int(occurrences[at[0]]))), np.int64)
+            if kind != "barrier":
                 nbytes = trace.volume(occurrences[at])
-            if kind == MESSAGE:
-                nbytes = at_sender(trace, occurrences[at], nbytes)
-            nbytes = nbytes[:, np.argsort(trace.groups[number].ranks)]
-            yield number, kind, at, nbytes
+            yield kind, at, nbytes
 
 
 def buffers(

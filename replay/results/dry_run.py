@@ -19,12 +19,12 @@ import numpy as np
 
 from moetraffic.arrays import Float64
 from moetraffic.errors import ReplayError
+from moetraffic.files import validate_output, write_text
 from moetraffic.patterns.bandwidth.measurements import read_table
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
-from moetraffic.trace.hdf5.durable import validate_output, write_text
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size, duration, rank_span
 

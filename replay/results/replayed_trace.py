@@ -11,6 +11,7 @@ Losses and tokens are unknown.
 from __future__ import annotations
 
 import platform
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -19,23 +20,20 @@ import numpy as np
 import numpy.typing as npt
 
 import moetraffic
-from moetraffic.arrays import Bool, Int64
+from moetraffic.arrays import Int64
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
-from moetraffic.replay.plan.sizes import exchange_matrices
 from moetraffic.trace.model import (
     ALL_TO_ALL,
+    ROUTING,
     RUN,
     UNKNOWN_TIME,
     Group,
-    Meta,
     Occurrences,
-    Site,
     Steps,
-    WireForm,
 )
 from moetraffic.trace.panel import ArrayPanel, Panel
-from moetraffic.trace.rows import TIMES, recorded_panels
-from moetraffic.trace.trace import Trace
+from moetraffic.trace.routed import blank_panels
+from moetraffic.trace.trace import TIMES, Trace
 
 from .call_times import NO_CLOCKS, Measured
 
@@ -62,10 +60,9 @@ def replayed_trace(
     median; several are summed in the trace, each by site.  ``busy``: other processes
     used the hosts meanwhile.  ``settings``: pace and scale as options.
     """
-    same_operations = not rescaled and bool((plan.occurrence >= 0).all())
-    if same_operations:
-        base = trace.select(plan.occurrence)
-        place = base.rows.at(plan.site.astype(np.int64), plan.iteration)
+    if not rescaled and bool((plan.occurrence >= 0).all()):
+        base = trace.select(np.union1d(plan.occurrence, _routings(trace, plan)))
+        place = base.at(plan.site.astype(np.int64), plan.iteration)
     else:
         base, place = _build(trace, plan)
     meta = replace(
@@ -84,16 +81,29 @@ def replayed_trace(
         python=platform.python_version(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    issue, start, end = (_panels(base, plan, times, place, n) for n in TIMES)
-    return base.replace(
-        issue=issue,
-        start=start,
-        end=end,
+    return base.replaced(
         meta=meta,
+        panels=base.panels | _times(base, times, place),
         steps=_steps(trace, plan, times),
         clocks=clocks,
         runs=_run_sums(base, place, runs, busy) if len(runs) > 1 else None,
+        file=None,
     )
+
+
+def _routings(trace: Trace, plan: Plan) -> Int64:
+    """Find the routings of the exchanges of a plan."""
+    used = [trace.sites[n] for n in np.unique(plan.site).tolist()]
+    keys = {(s.layer, s.slot, s.group) for s in used if s.phase}
+    routes = np.array(
+        [
+            s.operation == ROUTING and (s.layer, s.slot, s.group) in keys
+            for s in trace.sites
+        ]
+    )
+    every = trace.occurrences
+    replayed = np.isin(every.iteration, plan.iteration)
+    return np.flatnonzero(routes[every.site] & replayed)
 
 
 def _run_sums(
@@ -118,141 +128,91 @@ def _run_sums(
     return made.reshape(-1)
 
 
-def _panels(
-    base: Trace, plan: Plan, times: Mapping[int, Timing], place: Int64, name: str
-) -> dict[int, Int64]:
-    """Collect issue, start or end times by group size: ``[O_W, W]`` int64 ns."""
-    width = np.array([len(base.groups[s.group].ranks) for s in base.sites], np.int64)
-    of = width[base.occurrences.site]
-    row = np.zeros(len(of), np.int64)
-    panels = {}
-    for size in np.unique(of).tolist():
-        mine = of == size
-        row[mine] = np.arange(np.count_nonzero(mine))
-        shape = int(mine.sum()), size
-        panels[size] = np.full(shape, UNKNOWN_TIME, np.int64)
+def _times(base: Trace, times: Mapping[int, Timing], place: Int64) -> dict[str, Panel]:
+    """Build the panels of issue, start and end times; those of routings are unknown."""
+    found = {
+        name: np.full(panel.shape, UNKNOWN_TIME)
+        for name, panel in base.panels.items()
+        if name.partition("/")[2] in TIMES
+    }
     group = np.array([s.group for s in base.sites], np.int64)
     for rank, timing in times.items():
         member_of = np.array(
             [g.ranks.index(rank) if rank in g.ranks else -1 for g in base.groups]
         )
         at = place[timing.operation]
-        member = member_of[group[base.occurrences.site[at]]]
-        for size, panel in panels.items():
-            here = of[at] == size
-            panel[row[at[here]], member[here]] = getattr(timing, name)[here]
-    return panels
+        site = base.occurrences.site[at]
+        member, width = member_of[group[site]], base.width[site]
+        for size in np.unique(width).tolist():
+            here = width == size
+            for name in TIMES:
+                values = getattr(timing, name)[here]
+                found[f"call_{size}/{name}"][base.row[at[here]], member[here]] = values
+    return {name: ArrayPanel(array) for name, array in found.items()}
 
 
 # ---- on other ranks, with other bytes, with background traffic ---------------------
 
 
 def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
-    """Build a trace from a plan; return it and each operation's index in it."""
+    """Build a trace from a plan; return it and each operation's index in it.
+
+    All-to-alls have the bytes of the trace, other operations those of the plan.
+    """
+    groups = list(trace.groups)
+    for added in range(len(groups), len(plan.groups)):
+        streams = plan.stream[plan.group == added]  # names of background groups
+        kind = plan.streams[int(streams[0])] if len(streams) else "other"
+        groups.append(Group(kind=kind, ranks=plan.groups[added]))
+    matrix, transposed = np.full(len(plan), -1), np.zeros(len(plan), bool)
+    captured = np.flatnonzero(plan.kind == KINDS.index(ALL_TO_ALL))
+    calls = trace.occurrences[plan.occurrence[captured]]
+    matrix[captured], transposed[captured] = calls.matrix, calls.transposed
     order = np.lexsort((plan.iteration, plan.site))
-    place = np.empty(len(plan), np.int64)
-    place[order] = np.arange(len(plan))
-    used, site = np.unique(plan.site[order], return_inverse=True)
-    site = site.reshape(-1)
-    members = [len(g) for g in plan.groups]
-    first = np.searchsorted(plan.site[order], used)
-    sites, inputs = [], []
-    for number, head in zip(used.tolist(), order[first].tolist(), strict=True):
-        mine = plan.site == number
-        made, volumes = _site(plan, number, head, mine)
-        sites.append(made)
-        inputs.append(volumes)
-    width = np.array([members[s.group] for s in sites], np.int64)[site]
-    square = np.array([s.operation == ALL_TO_ALL for s in sites], bool)[site]
-    stored = np.array([s.wire == WireForm.STORED for s in sites], bool)[site]
-    groups = _groups(trace, plan)
-    panels: dict[str, Panel] = recorded_panels(groups, sites, site)
-    for size in np.unique(width).tolist():
-        here = width == size
-        if (here & square).any():
-            count = int((here & square).sum())
-            panels[f"wire_{size}"] = ArrayPanel(np.zeros((count, size, size), np.int64))
-        mine = np.flatnonzero(here & ~square & stored)
-        if len(mine):
-            rows = [inputs[site[at]] * plan.size[order[at]] for at in mine.tolist()]
-            panels[f"volume_{size}"] = ArrayPanel(np.stack(rows).astype(np.int64))
-    row_of = np.zeros(len(plan), np.int64)  # of an all-to-all in its panel
-    for size in np.unique(width).tolist():
-        same = np.flatnonzero((width == size) & square)
-        row_of[same] = np.arange(len(same))
-    for read, _, wire in exchange_matrices(trace, plan):
-        panel = panels[f"wire_{wire.shape[1]}"]
-        panel.read(0, panel.shape[0])[row_of[place[read]]] = wire
+    number = np.unique(plan.site[order], return_inverse=True)[1].reshape(-1)
+    sites, volumes = [], defaultdict[str, list[Int64]](list)
+    for mine in np.split(order, np.flatnonzero(np.diff(number)) + 1):
+        site = plan.sites[plan.site[mine[0]]]
+        sites.append(site)
+        if site.operation != ALL_TO_ALL:
+            ranks = np.array(groups[site.group].ranks)
+            gives = np.ones(len(ranks), bool)
+            if site.operation in ("send_recv", "scatter"):
+                gives = ranks == plan.sender[mine[0]]
+            sizes, which = np.unique(plan.size[mine], return_inverse=True)
+            rows = volumes[f"call_{len(ranks)}/volume"]
+            matrix[mine] = len(rows) + which
+            rows += [size * gives for size in sizes]
+    inside = trace.occurrences.evaluation
+    if inside is not None:
+        inside = (inside[plan.occurrence] & (plan.occurrence >= 0))[order]
+    wire = {name: p for name, p in trace.panels.items() if name.endswith("/wire")}
     base = Trace(
-        meta=_meta(trace, plan),
+        meta=trace.meta,
         groups=groups,
         sites=sites,
         occurrences=Occurrences(
             iteration=plan.iteration[order],
-            site=site.astype(np.int32),
-            sequence=np.full(len(plan), -1, np.int64),
+            site=number.astype(np.int32),
+            sequence=np.full(len(plan), -1),
+            matrix=matrix[order],
+            transposed=transposed[order],
+            evaluation=inside,
         ),
-        panels=panels,
+        panels=blank_panels(groups, sites, number)
+        | wire
+        | {name: ArrayPanel(np.array(rows)) for name, rows in volumes.items()},
         steps=trace.steps,
     )
+    place = np.empty(len(plan), np.int64)
+    place[order] = np.arange(len(plan))
     return base, place
-
-
-def _site(plan: Plan, number: int, head: int, mine: Bool) -> tuple[Site, Int64]:
-    """Build a replayed site, and the share of its size each member sends, ``[W]``."""
-    site, group = plan.sites[number], int(plan.group[head])
-    ranks = plan.groups[group]
-    kind = KINDS[int(plan.kind[head])]
-    peers, gives = (-1, -1), np.ones(len(ranks), np.int64)
-    if kind == "send_recv":
-        peers = (
-            ranks.index(int(plan.sender[head])),
-            ranks.index(int(plan.receiver[head])),
-        )
-    if kind in ("send_recv", "scatter"):
-        gives[:] = 0
-        gives[ranks.index(int(plan.sender[head]))] = 1
-    sizes = np.unique(plan.size[mine])
-    constant = kind != ALL_TO_ALL and len(sizes) == 1
-    made = replace(
-        site,
-        group=group,
-        operation=kind,
-        peers=peers,
-        routing=-1,
-        wire=WireForm.CONSTANT if constant else WireForm.STORED,
-        wire_checked=0,
-        constant=tuple((gives * sizes[0]).tolist()) if constant else (),
-    )
-    return made, gives
-
-
-def _groups(trace: Trace, plan: Plan) -> list[Group]:
-    """Build the groups of the replay; background groups are named by their stream."""
-    kinds = [g.kind for g in trace.groups]
-    for number in range(len(kinds), len(plan.groups)):
-        streams = plan.stream[plan.group == number]
-        kinds.append(plan.streams[int(streams[0])] if len(streams) else "other")
-    return [
-        Group(kind=kind, ranks=ranks)
-        for kind, ranks in zip(kinds, plan.groups, strict=True)
-    ]
-
-
-def _meta(trace: Trace, plan: Plan) -> Meta:
-    """Build the replay's metadata; the parallel layout is the trace's or unknown."""
-    if plan.world == trace.meta.world:
-        return trace.meta
-    return replace(trace.meta, world=plan.world, dp=1, tp=1, pp=1, ep=1, cp=1)
 
 
 def _steps(trace: Trace, plan: Plan, times: Mapping[int, Timing]) -> Steps:
     """Build one step per iteration, from first call to last end on each rank."""
     iterations = np.unique(plan.iteration)
     kinds = dict(zip(trace.steps.iteration.tolist(), trace.steps.kind, strict=True))
-    _, of, at = np.intersect1d(iterations, trace.steps.iteration, return_indices=True)
-    sources = np.zeros((2, len(iterations)), np.uint8)
-    sources[:, of] = trace.steps.source[at], trace.steps.kind_source[at]
     shape = len(iterations), plan.world
     begin = np.full(shape, np.iinfo(np.int64).max, np.int64)
     end = np.full(shape, UNKNOWN_TIME, np.int64)
@@ -267,6 +227,5 @@ def _steps(trace: Trace, plan: Plan, times: Mapping[int, Timing]) -> Steps:
         tokens=np.full(shape, -1, np.int64),
         start=np.where(end == UNKNOWN_TIME, UNKNOWN_TIME, begin),
         end=end,
-        source=sources[0],
-        kind_source=sources[1],
+        source=trace.steps.sources(iterations),
     )

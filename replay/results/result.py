@@ -32,9 +32,9 @@ from moetraffic.analysis.resampling import UNKNOWN, Interval
 from moetraffic.analysis.times.completion import Quantiles
 from moetraffic.arrays import Float64
 from moetraffic.errors import ReplayError
+from moetraffic.files import write_text
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.tables import ShownAsTables
-from moetraffic.trace.hdf5.durable import write_text
 
 from .call_times import Measured, start_up
 from .machine_load import HostLoad

@@ -116,7 +116,7 @@ def test_few_iterations_have_neither_noise_nor_interval() -> None:
 
 
 def test_a_run_is_at_no_distance_from_itself() -> None:
-    with Trace.open(path("golden-v1.h5")) as a, Trace.open(path("golden-v1.h5")) as b:
+    with Trace.open(path("golden.h5")) as a, Trace.open(path("golden.h5")) as b:
         found = compare(a, b)
         assert {d.value for d in found.distances} == {0.0}
         assert not any(d.beyond_noise for d in found.distances)
@@ -152,7 +152,7 @@ def test_the_command_says_by_its_exit_code(
 ) -> None:
     from moetraffic.cli import main
 
-    golden = str(path("golden-v1.h5"))
+    golden = str(path("golden.h5"))
     assert main(["compare", golden, golden, "--at-most", "shares=0"]) == 0
     summary = capsys.readouterr().out
     assert summary.startswith("Byte-identical: ")
@@ -199,12 +199,12 @@ def test_a_part_of_a_run_is_compared_with_the_same_iterations(
 ) -> None:
     from moetraffic.cli import main
 
-    golden, part = str(path("golden-v1.h5")), str(tmp_path / "part.h5")
+    golden, part = str(path("golden.h5")), str(tmp_path / "part.h5")
     with Trace.open(golden) as trace:
         when, steps = trace.occurrences.iteration, trace.steps
         rows = {f.name: getattr(steps, f.name)[4:8] for f in fields(steps)}
         kept = trace.select(np.flatnonzero((when >= 4) & (when < 8)))
-        kept.replace(steps=Steps(**rows)).save(part)
+        kept.replaced(steps=Steps(**rows)).save(part)
     assert main(["compare", golden, part]) == 0
     first = capsys.readouterr().out.replace("\n  ", " ").splitlines()[0]
     assert "has 4 of the 12 iterations" in first

@@ -135,7 +135,7 @@ def test_what_is_missing_is_said(captured: Path) -> None:
         phases = np.array([s.phase for s in trace.sites])
         routes = np.array([s.operation == ROUTING for s in trace.sites])
         wire_only = replace(trace.meta, k=0)
-        nameless = trace.replace(meta=wire_only)
+        nameless = trace.replaced(meta=wire_only)
         found = analyze(nameless)
         assert any("has no top-k" in note for note in found.notes)
         for exchange in found.exchanges:
@@ -154,7 +154,7 @@ def test_what_is_missing_is_said(captured: Path) -> None:
 
 
 def test_what_capacity_drops_was_wanted_and_not_sent() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         found = analyze(trace)
         for exchange in found.exchanges:
             load, _, wire, _ = exchange.subjects
@@ -289,27 +289,25 @@ def test_an_output_is_refused_before_the_work(
 
 
 def test_a_trace_without_any_moe_layer_says_so() -> None:
-    from moetraffic.trace import Group, Occurrences, Site, Steps, WireForm
+    from moetraffic.trace import Group, Occurrences, Site, Steps
     from moetraffic.trace.panel import ArrayPanel
 
     rows = np.zeros((2, 2), np.int64)
     trace = Trace(
         meta=Meta(world=2),
         groups=[Group(kind="world", ranks=(0, 1))],
-        sites=[
-            Site(
-                group=0,
-                operation="all_reduce",
-                wire=WireForm.CONSTANT,
-                constant=(8, 8),
-            )
-        ],
+        sites=[Site(group=0, operation="all_reduce")],
         occurrences=Occurrences(
-            iteration=np.arange(2), site=np.zeros(2, np.int32), sequence=np.arange(2)
+            iteration=np.arange(2),
+            site=np.zeros(2, np.int32),
+            sequence=np.arange(2),
+            matrix=np.zeros(2, np.int64),
+            transposed=np.zeros(2, bool),
         ),
         panels={
-            "present_2": ArrayPanel(np.ones((2, 2), np.uint8)),
-            **{f"{name}_2": ArrayPanel(rows) for name in ("issue", "start", "end")},
+            "call_2/present": ArrayPanel(np.ones((2, 2), np.uint8)),
+            "call_2/volume": ArrayPanel(np.full((1, 2), 8)),
+            **{f"call_2/{n}": ArrayPanel(rows) for n in ("issue", "start", "end")},
         },
         steps=Steps(
             iteration=np.arange(2),
@@ -318,6 +316,7 @@ def test_a_trace_without_any_moe_layer_says_so() -> None:
             tokens=rows,
             start=rows,
             end=rows,
+            source=np.zeros(2, np.uint8),
         ),
     )
     found = analyze(trace)

@@ -18,14 +18,14 @@ from moetraffic.trace import Trace
 
 def test_iterations_that_repeat_others_are_left_out_and_named() -> None:
     notes: list[str] = []
-    with Trace.open(path("golden-v1.4.h5")) as trace:
+    with Trace.open(path("golden-generated.h5")) as trace:
         for asked, last in ((None, 29), (range(10, 60), 29), (range(5, 20), 19)):
             for source in sources(trace, notes, iterations=asked):
                 assert source.iterations[-1] == last
         with pytest.raises(AnalysisError, match="from 30 on repeat"):
             sources(trace, notes, iterations=range(30, 40))
         more = "ranks 2 to 3 repeat captured ones; analog model fitted to run.h5"
-        many = trace.replace(meta=replace(trace.meta, source=more))
+        many = trace.replaced(meta=replace(trace.meta, source=more))
         sources(many, ranks := list[str](), iterations=range(5, 20))
     assert notes == 2 * [
         "synthetic: iterations 30 to 39 repeat captured ones, left out"
@@ -54,7 +54,7 @@ def test_a_window_holds_the_sums_that_matrix_gives(captured: Path) -> None:
 
 @pytest.mark.parametrize("phase", ["combine", "combine_grad", "dispatch_grad"])
 def test_other_phases_are_read_in_their_own_orientation(phase: str) -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         found = sources(trace, [], phase=phase, of=("wire",))
         assert found
         for source in found:
@@ -129,9 +129,9 @@ def test_what_is_no_choice_is_refused(captured: Path) -> None:
 @pytest.mark.parametrize("evaluations", [0, 1])
 def test_iterations_that_are_none_of_training_are_refused(evaluations: int) -> None:
     """Other steps are named only where there are some."""
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         kind = ("evaluation",) * evaluations + trace.steps.kind[evaluations:]
         steps = replace(trace.steps, kind=kind)
         with pytest.raises(AnalysisError, match="none of the") as refused:
-            sources(trace.replace(steps=steps), [], iterations=range(50, 60))
+            sources(trace.replaced(steps=steps), [], iterations=range(50, 60))
     assert ("evaluations, are numbered, too" in str(refused.value)) == evaluations

@@ -30,6 +30,7 @@ def statistics_of(load, *, k: int = 1, hosts: int = 2) -> ExpertStatistics:
         nodes=("a", "b" if hosts == 2 else "a"),
         experts=counts.shape[1],
         iterations=np.arange(len(counts)),
+        elapsed=np.arange(len(counts)),
         left_out=0,
         routed=nothing,
         sent=nothing,

@@ -33,14 +33,13 @@ def made(
     placements["layer"] = np.tile(np.repeat(layers, experts), groups)
     placements["expert"] = np.tile(np.arange(experts), groups * len(layers))
     placements["rank"] = placements["expert"] * ep // experts + ep * placements["group"]
-    shape = (steps, ranks)
     return trace_of_routing(
         [
             RoutedLayer(
                 layer=layer,
                 slot=0,
                 iteration=np.arange(steps),
-                demand=demand.astype(np.int32),
+                demand=ArrayPanel(demand.astype(np.int32)),
                 dropped=None,
                 row_bytes=64,
                 dtype="float32",
@@ -53,15 +52,7 @@ def made(
         ],
         placements=placements,
         meta=Meta(world=ranks, ep=ep, experts=experts, k=k, dispatch="dropless"),
-        steps=Steps(
-            iteration=np.arange(steps),
-            kind=("train",) * steps,
-            loss=np.full(shape, np.nan),
-            tokens=np.full(shape, -1),
-            start=np.full(shape, UNKNOWN_TIME),
-            end=np.full(shape, UNKNOWN_TIME),
-        ),
-        kind=Trace,
+        steps=Steps.of_training(np.arange(steps), ranks),
     )
 
 
@@ -131,7 +122,7 @@ def test_a_step_without_tokens_between_others() -> None:
 
 
 def test_without_demand_without_wire_and_without_times() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         site = trace.occurrences.site
         routes = np.array([s.operation == ROUTING for s in trace.sites])[site]
         sends = np.array([s.operation == ALL_TO_ALL for s in trace.sites])[site]
@@ -148,11 +139,11 @@ def test_without_demand_without_wire_and_without_times() -> None:
             assert exchange.subjects[0].curves["cv"].floor is None
             assert exchange.convergence is not None
         unknown = {
-            width: np.full(trace.panels[f"issue_{width}"].shape, UNKNOWN_TIME)
+            width: np.full(trace.panels[f"call_{width}/issue"].shape, UNKNOWN_TIME)
             for width in (2, 4)
-            if f"issue_{width}" in trace.panels
+            if f"call_{width}/issue" in trace.panels
         }
-        timeless = trace.replace(issue=unknown, start=unknown, end=unknown)
+        timeless = trace.with_times(dict.fromkeys(("issue", "start", "end"), unknown))
         found = analyze(timeless)
         assert found.beats.found == ()
         assert any("no rhythm" in note for note in found.notes)
@@ -162,23 +153,16 @@ def test_without_demand_without_wire_and_without_times() -> None:
 
 def test_a_rank_is_missing_now_and_then() -> None:
     trace = made(drawn(40, 4, 8), layers=(0, 1))
-    name = "present_4"
-    present = trace.panels[name].read(0, trace.panels[name].shape[0]).copy()
+    table = np.array(trace.table_of_site)[trace.occurrences.site]
     layer = np.array([s.layer for s in trace.sites])[trace.occurrences.site]
     gone = (trace.occurrences.iteration % 10 == 3) & (layer == 1)
-    present[gone, 2] = Presence.ABSENT
-    panels = {**trace.panels, name: ArrayPanel(present)}
-    holes = Trace(
-        meta=trace.meta,
-        groups=trace.groups,
-        sites=trace.sites,
-        occurrences=trace.occurrences,
-        panels=panels,
-        steps=trace.steps,
-        programs=trace.programs,
-        placements=trace.placements,
-    )
-    found = analyze(holes)
+    panels = dict(trace.panels)
+    for name in ("call_4", "routing_4x8"):
+        panel = panels[f"{name}/present"]
+        present = panel.read(0, panel.shape[0]).copy()
+        present[trace.row[gone & (table == name)], 2] = Presence.ABSENT
+        panels[f"{name}/present"] = ArrayPanel(present)
+    found = analyze(trace.replaced(panels=panels))
     told(found)
     first, second = found.exchanges
     assert (first.left_out, second.left_out) == (0, 4)
@@ -194,7 +178,7 @@ def test_a_rank_is_missing_now_and_then() -> None:
 
 def test_hosts_are_told_where_nodes_are_known() -> None:
     trace = made(np.full((20, 8, 8), 5))
-    on_two = trace.replace(meta=replace(trace.meta, nodes=("a",) * 4 + ("b",) * 4))
+    on_two = trace.replaced(meta=replace(trace.meta, nodes=("a",) * 4 + ("b",) * 4))
     net = analyze(on_two, parts=["skew"]).exchanges[0].network
     assert net is not None
     assert net.hosts == 2
@@ -261,13 +245,10 @@ def test_omitted_calls_are_counted_against_those_of_their_own_ranks() -> None:
         "40 of 340 calls of alltoall_base_ left out by ranks 0, 3"
     )
     # of one call rank 3 has no record, of another one no bytes, which it recorded
-    (present,) = (n for n in trace.panels if n.startswith("present_"))
+    present = "call_2/present"
     rows = trace.panels[present].read(0, trace.panels[present].shape[0]).copy()
     mine = trace.find(operation=ALL_TO_ALL, group=1)
-    rows[trace.rows.numbers("present")[mine[:2]], 1] = (
-        Presence.ABSENT,
-        Presence.UNSIZED,
-    )
+    rows[trace.row[mine[:2]], 1] = (Presence.ABSENT, Presence.UNSIZED)
     fewer = trace.replaced(panels={**trace.panels, present: ArrayPanel(rows)})
     alone = text.replace("ranks 0, 3", "rank 3")
     for said, counted in ((text, "40 calls"), (alone, "40 of 339 calls")):

@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "python-api.md"
 
 
 def test_every_statistic_is_documented() -> None:
-    rows = analyze(path("golden-v1.h5"), parts=PARTS).to_frame()
+    rows = analyze(path("golden.h5"), parts=PARTS).to_frame()
     names = {name for name in rows.statistic if not name.startswith("claim.")}
     page = PAGE.read_text()
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []

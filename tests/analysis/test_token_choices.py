@@ -20,7 +20,7 @@ from moetraffic.data import path
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.experts import expert_tables
 from moetraffic.trace import ROUTING
-from moetraffic.trace.relocation import Relocation, relocate
+from moetraffic.trace.what_if.relocate import Relocation, relocate
 from tests.analysis.known_processes.routings import independent
 
 
@@ -62,7 +62,7 @@ def hosts_by_hand(trace: Trace, layer: int, hosts: int) -> np.ndarray:
 
 
 def test_an_analysis_measures_hosts_per_token() -> None:
-    with Trace.open(path("golden-v1.2.h5")) as trace:
+    with Trace.open(path("golden-token-sample.h5")) as trace:
         analysis = analyze(trace, parts=["skew", "claims"])
         for exchange in analysis.exchanges:
             found = exchange.experts
@@ -92,14 +92,14 @@ def test_an_analysis_measures_hosts_per_token() -> None:
 
 
 def test_hosts_per_token_follow_the_placement() -> None:
-    with Trace.open(path("golden-v1.2.h5")) as trace:
+    with Trace.open(path("golden-token-sample.h5")) as trace:
         odd = Relocation(
             ranks=2,
             groups=[(0, 1)],
             place=lambda load, width: (np.arange(6), np.arange(6) % 2),
         )
         moved = relocate(trace, odd)
-        moved = moved.replace(meta=replace(moved.meta, nodes=("a", "b")))
+        moved = moved.replaced(meta=replace(moved.meta, nodes=("a", "b")))
         found = analyze(moved, parts=["skew"], layers=[1]).exchanges[0].experts
         assert found is not None
         chosen = moved.choices(moved.find(operation=ROUTING, layer=1))
@@ -109,7 +109,7 @@ def test_hosts_per_token_follow_the_placement() -> None:
         assert found.hosts_per_token == pytest.approx(hosts[hosts > 0].mean())
         assert found.hosts_per_token != found.contiguous[0].mean
         # without the names of nodes, contiguous placements alone are known
-        nameless = moved.replace(meta=replace(moved.meta, nodes=("", "")))
+        nameless = moved.replaced(meta=replace(moved.meta, nodes=("", "")))
         found = analyze(nameless, parts=["skew"], layers=[1]).exchanges[0].experts
         assert found is not None
         assert np.isnan(found.hosts_per_token)

@@ -9,7 +9,7 @@ import pytest
 
 from moetraffic.analysis import Analysis, analyze
 from moetraffic.report.summary.answer import answer
-from moetraffic.trace import PHASES, Trace, WireForm
+from moetraffic.trace import PHASES, Trace
 
 
 def forecasts(found: Analysis) -> str:
@@ -23,15 +23,13 @@ def routed(iterations: int = 40) -> np.ndarray:
 
 @pytest.mark.parametrize("parts", [["claims"], ["claims", "skew"]])
 def test_padded_layers_send_the_same_in_every_iteration(parts: list[str]) -> None:
-    """Whatever they route; of one layer of two, as the trace states it."""
+    """Whatever they route; of one layer of two, as all its calls have one matrix."""
     trace = Trace.from_arrays(routed(), k=1, row_bytes=2)
-    padded = [
-        replace(s, wire=WireForm.CONSTANT, constant=(128,) * 16, routing=-1)
-        if s.phase in PHASES and s.layer == 1
-        else s
-        for s in trace.sites
-    ]
-    found = analyze(trace.replaced(sites=padded), parts=parts)
+    padded = np.array([s.phase in PHASES and s.layer == 1 for s in trace.sites])
+    every = trace.occurrences
+    one = np.where(padded[every.site], 0, every.matrix)
+    same = trace.replaced(occurrences=replace(every, matrix=one))
+    found = analyze(same, parts=parts)
     assert [e.unchanging for e in found.exchanges] == [(), ("wire",)]
     text = "wire matrix of dispatch the same in every iteration (measured; layer 1)"
     assert text in forecasts(found)

@@ -19,7 +19,7 @@ from moetraffic.data import path
 from moetraffic.trace import Trace
 from tests.cli.printed import unwrapped
 
-GOLDEN = str(path("golden-v1.h5"))
+GOLDEN = str(path("golden.h5"))
 
 HEAVY = ("statsmodels", "sklearn", "scipy.stats", "pandas", "matplotlib", "numba")
 
@@ -35,15 +35,15 @@ def test_the_summary_comes_first(
     # a long path is named once, and a variable stands for it
     assert re.search(r"moetraffic analyze \S+ --tables", lines[-1])
     assert GOLDEN in lines[-1]
-    monkeypatch.chdir(path("golden-v1.h5").parent)
-    assert main(["analyze", "golden-v1.h5"]) == 0
+    monkeypatch.chdir(path("golden.h5").parent)
+    assert main(["analyze", "golden.h5"]) == 0
     assert unwrapped(capsys.readouterr().out).splitlines() == [
         *lines[:-1],
-        "Next: moetraffic analyze golden-v1.h5 --tables (each layer); moetraffic "
-        "evaluate golden-v1.h5 (circuits); moetraffic report golden-v1.h5 (charts)",
+        "Next: moetraffic analyze golden.h5 --tables (each layer); moetraffic "
+        "evaluate golden.h5 (circuits); moetraffic report golden.h5 (charts)",
     ]
     asked = ["--layers", "1", "--iterations", "2:", "--phase", "combine"]
-    assert main(["analyze", "golden-v1.h5", *asked]) == 0
+    assert main(["analyze", "golden.h5", *asked]) == 0
     last = unwrapped(capsys.readouterr().out).splitlines()[-1]
     assert last.count(" ".join(asked)) == 3
     assert main(["analyze", GOLDEN, "--tables"]) == 0

@@ -220,7 +220,7 @@ def test_closed_streams_do_not_stop_a_verb() -> None:
 def test_nothing_is_printed_into_a_file_in_the_place_of_a_stream(
     tmp_path: Path,
 ) -> None:
-    placed, golden = str(tmp_path / "placed.h5"), str(shipped("golden-v1.h5"))
+    placed, golden = str(tmp_path / "placed.h5"), str(shipped("golden.h5"))
     assert with_closed_streams("place", golden, "--ep", "1", "-o", placed) == 0
     assert main(["info", placed, "--json"]) == 0
 

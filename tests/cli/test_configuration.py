@@ -95,7 +95,7 @@ def test_a_replay_reads_its_own_table(
     file: Callable[[str], Path],
     moetraffic: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    golden = shipped("golden-v1.h5")
+    golden = shipped("golden.h5")
     path = file('[replay]\niterations = "0:2"\ndry-run = true\n[capture]\nnproc = 9\n')
 
     def planned(*more: str) -> int:

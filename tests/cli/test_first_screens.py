@@ -21,7 +21,7 @@ from moetraffic.report.console.terminal import Paper
 
 GOLDEN = Path(__file__).parent / "golden"
 
-TRACES = {"run.h5": "golden-v1.2.h5", "other.h5": "golden-v1.1.h5"}
+TRACES = {"run.h5": "golden-token-sample.h5", "other.h5": "golden-linked.h5"}
 LONG = "long.h5"
 """Names of shipped traces in the folder where the verbs run."""
 

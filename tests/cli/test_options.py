@@ -144,7 +144,7 @@ def test_values_that_nothing_would_read_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     verb, *options = asked
-    assert main([verb, str(path("golden-v1.h5")), *options]) == 2
+    assert main([verb, str(path("golden.h5")), *options]) == 2
     said = capsys.readouterr()
     assert sentence in said.err
     assert len(said.err.splitlines()) == 1

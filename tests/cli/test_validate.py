@@ -14,6 +14,7 @@ import pytest
 from moetraffic.cli import main
 from moetraffic.trace import Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT
+from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from tests.cli.printed import unwrapped
 
@@ -36,7 +37,7 @@ def run_of(seed: int, *, even: bool = False, ep: int = RANKS) -> Trace:
                 layer=layer,
                 slot=0,
                 iteration=np.arange(T),
-                demand=rng.multinomial(TOKENS, rows).astype(np.int32),
+                demand=ArrayPanel(rng.multinomial(TOKENS, rows).astype(np.int32)),
                 dropped=None,
                 row_bytes=64,
                 dtype="float32",
@@ -49,21 +50,12 @@ def run_of(seed: int, *, even: bool = False, ep: int = RANKS) -> Trace:
         for x in LAYERS
         for e in range(EXPERTS)
     ]
-    unknown = np.full((T, RANKS), -(2**63), np.int64)
     return trace_of_routing(
         layers,
         groups=[Group(kind="ep", ranks=ranks) for ranks in groups],
         placements=np.array(held, PLACEMENT),
         meta=Meta(world=RANKS, dp=RANKS, ep=ep, experts=EXPERTS, k=1, virtual=True),
-        steps=Steps(
-            iteration=np.arange(T),
-            kind=("train",) * T,
-            loss=np.full((T, RANKS), np.nan),
-            tokens=np.full((T, RANKS), TOKENS),
-            start=unknown,
-            end=unknown,
-        ),
-        kind=Trace,
+        steps=Steps.of_training(np.arange(T), RANKS, tokens=TOKENS),
     )
 
 
@@ -154,7 +146,7 @@ def test_a_size_that_no_real_run_has_cannot_be_judged(
     monkeypatch.chdir(folder)
     run = run_of(0)
     large = replace(run.meta, origin="generated", k=2)
-    run.replace(meta=large).save(Path("large.h5"), force=True)
+    run.replaced(meta=large).save(Path("large.h5"), force=True)
     real = [f"run{seed}.h5" for seed in range(1, 4)]
     assert main(["validate", "large.h5", "--against", *real]) == 3
     said = unwrapped(capsys.readouterr().out)

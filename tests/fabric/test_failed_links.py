@@ -184,7 +184,7 @@ def test_the_verbs_that_read_networks_refuse_unreachable_ranks(
     tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = described(tmp_path, ["rank1"], topology="single")
-    trace = str(data_path("golden-v1.h5"))
+    trace = str(data_path("golden.h5"))
     main: Callable[[list[str]], int]
     if verb == "replay":
         main = replay_main

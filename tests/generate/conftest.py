@@ -83,7 +83,7 @@ def known_model() -> Callable[..., TrafficModel]:
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """A capture of real text over gloo: 2 ranks, 4 experts, top-2 with capacity."""
-    return Path(__file__).parents[2] / "data" / "golden-v1.h5"
+    return Path(__file__).parents[2] / "data" / "golden.h5"
 
 
 @pytest.fixture

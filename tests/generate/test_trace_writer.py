@@ -138,8 +138,8 @@ def test_gaps_and_order_of_calls_are_those_of_the_capture(
     assert (np.diff(issue[:, 0]) > 0).all()
     assert (start[sent] >= issue[sent].max(axis=1, keepdims=True)).all()
     assert (end[sent] > start[sent]).all()
-    program = synthetic.programs[0].sites
-    assert synthetic.occurrences.site[order].tolist() == list(program) * 30
+    program = [n for n, s in enumerate(synthetic.sites) if s.group == 0]
+    assert synthetic.occurrences.site[order].tolist() == program * 30
     again = Rhythm.fit(synthetic, demand.scenario)
     assert again is not None
     known = np.isfinite(rhythm.gap)

@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = shipped("golden-v1.h5")
+GOLDEN = shipped("golden.h5")
 
 
 def named(findings: list[Finding], name: str) -> Finding:

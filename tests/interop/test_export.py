@@ -25,7 +25,7 @@ from moetraffic.interop.export import (
 )
 from moetraffic.trace import Trace
 
-GOLDEN = path("golden-v1.h5")
+GOLDEN = path("golden.h5")
 SOME = ExportOptions(iterations=range(4, 7))
 
 

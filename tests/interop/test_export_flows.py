@@ -21,7 +21,7 @@ from moetraffic.interop import import_files
 from moetraffic.interop.export import ExportOptions, export_trace
 from moetraffic.trace import PHASES, ROUTING, Trace
 
-GOLDEN = path("golden-v1.h5")
+GOLDEN = path("golden.h5")
 SOME = range(4, 6)
 
 

@@ -20,7 +20,7 @@ from moetraffic.interop.export import ExportOptions, export_trace
 from moetraffic.interop.export.chakra import varint
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
-GOLDEN = path("golden-v1.h5")
+GOLDEN = path("golden.h5")
 SOME = range(4, 6)
 
 

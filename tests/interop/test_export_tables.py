@@ -14,12 +14,13 @@ from moetraffic.interop import import_files
 from moetraffic.interop.export import ExportOptions, export_trace
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
-GOLDEN = path("golden-v1.h5")
+GOLDEN = path("golden.h5")
 SOME = range(4, 6)
 
 
-def test_csv_comes_back_with_every_call(tmp_path: Path) -> None:
-    with Trace.open(GOLDEN) as trace:
+@pytest.mark.parametrize("name", ["golden.h5", "golden-linked.h5"])
+def test_csv_comes_back_with_every_call(tmp_path: Path, name: str) -> None:
+    with Trace.open(path(name)) as trace:
         files = [tmp_path / "sent.csv", tmp_path / "wanted.csv"]
         for file, of in zip(files, ("wire", "demand"), strict=True):
             export_trace(
@@ -28,9 +29,11 @@ def test_csv_comes_back_with_every_call(tmp_path: Path) -> None:
         _, merged = import_files(files)
         assert merged.contradictions == ()
         there, back = trace, merged.trace
-        for name, read in ((ALL_TO_ALL, Trace.wire), (ROUTING, Trace.demand)):
-            mine = there.find(operation=name, iterations=SOME)
-            theirs = back.find(operation=name)
+        when = back.steps.iteration
+        assert back.steps.source.tolist() == there.steps.sources(when).tolist()
+        for kind, read in ((ALL_TO_ALL, Trace.wire), (ROUTING, Trace.demand)):
+            mine = there.find(operation=kind, iterations=SOME)
+            theirs = back.find(operation=kind)
             assert len(mine) == len(theirs)
             assert _sorted(there, mine, read) == _sorted(back, theirs, read)
         routed = back.find(operation=ROUTING)
@@ -43,7 +46,7 @@ def _sorted(trace: Trace, found: Any, read: Any) -> list[Any]:
     rows = read(trace, found).tolist()
     when = trace.occurrences.iteration[found].tolist()
     told = [
-        (w, s.layer, s.phase, s.direction, s.slot, s.label, s.row_bytes, r)
+        (w, s.layer, s.phase, s.direction, s.slot, s.label, s.row_bytes, s.source, r)
         for w, s, r in zip(when, sites, rows, strict=True)
     ]
     return sorted(told)

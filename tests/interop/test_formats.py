@@ -324,7 +324,7 @@ def test_formats_are_found_out(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"README is not known: name .* --from"):
         import_files([tmp_path / "README"])
     with pytest.raises(TraceError, match="is a moetraffic trace, which needs no im"):
-        import_files([data.path("golden-v1.h5")])
+        import_files([data.path("golden.h5")])
     with pytest.raises(TraceError, match="a format is one of"):
         import_files([tmp_path], format="pcap")
     with pytest.raises(TraceError, match="there is no such file"):

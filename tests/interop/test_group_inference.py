@@ -214,7 +214,7 @@ def test_calls_of_parts_leave_the_others_unknown(tmp_path: Path) -> None:
 
 
 def test_golden_import_keeps_what_was_inferred() -> None:
-    with Trace.open(data_path("golden-v1.1-imported.h5")) as trace:
+    with Trace.open(data_path("golden-imported.h5")) as trace:
         assert trace.groups == (Group(kind="unknown", ranks=tuple(range(16))),)
         assert trace.meta.inferred == (
             "16 ranks, from the files, which state it; group of 4 calls unknown within "
@@ -225,7 +225,7 @@ def test_golden_import_keeps_what_was_inferred() -> None:
             "all_to_all": None,
             "all_reduce": 394_241 * 4,
         }
-    with Trace.open(data_path("golden-v1.h5")) as trace:
+    with Trace.open(data_path("golden.h5")) as trace:
         assert trace.meta.inferred == ""
 
 

@@ -70,7 +70,7 @@ def test_a_matrix_is_a_dispatch_with_a_noise_floor(tmp_path: Path) -> None:
     assert (trace.steps.tokens == TOKENS).all()
     (site,) = trace.sites
     assert (site.phase, site.layer, site.row_bytes) == ("dispatch", 0, ROW)
-    assert (site.phase_source, site.layer_source) == (Source.INFERRED,) * 2
+    assert site.source == Source.INFERRED
     assert trace.meta.inferred.split("; ") == [
         "4 ranks, from the rows of a matrix",
         "numbers read as KiB (--unit B for bytes)",
@@ -87,7 +87,7 @@ def test_a_table_takes_the_model(tmp_path: Path) -> None:
     _, merged = import_files([path], options=MODEL)
     assert (merged.missing, merged.contradictions) == ((), ())
     assert (merged.trace.steps.tokens == TOKENS).all()
-    assert {s.phase_source for s in merged.trace.sites} == {Source.ANNOTATED}
+    assert {s.source for s in merged.trace.sites} == {Source.ANNOTATED}
     judged(merged.trace)
     stated = ImportOptions(experts=EXPERTS, k=K, row_bytes=ROW, tokens=500)
     _, merged = import_files([path], options=stated)
@@ -129,9 +129,8 @@ def test_routed_tokens_and_row_bytes_are_exchanges(tmp_path: Path) -> None:
             assert np.array_equal(
                 merged.trace.matrix(*asked, of=of), made.matrix(*asked, of=of)
             )
-    assert {
-        s.phase_source for s in merged.trace.sites if s.operation == "all_to_all"
-    } == {Source.INFERRED}
+    added = {s.source for s in merged.trace.sites if s.operation == "all_to_all"}
+    assert added == {Source.INFERRED}
     short = routed_table(tmp_path, counts[:, :3])
     with pytest.raises(TraceError, match="there are 8 experts on 3 ranks"):
         import_files([short], options=ImportOptions(row_bytes=ROW))

@@ -18,9 +18,10 @@ from moetraffic.models import MixtureOfExperts
 from moetraffic.models.layers.moe import Shards
 from moetraffic.patterns import ROUTERS, Gating
 from moetraffic.patterns.workloads.routers import broken_rules
-from moetraffic.trace import PHASES, Group, Meta, Steps, Trace
+from moetraffic.trace import PHASES, Group, Meta, Steps
+from moetraffic.trace.matrix import contiguous_placement
 from moetraffic.trace.model import TRANSPOSED_PHASES
-from moetraffic.trace.placement import contiguous_placement
+from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 
 Run = Callable[..., list[Any]]
@@ -154,8 +155,8 @@ def test_virtual_ranks(router: str, form: str, data: st.DataObject, world: int) 
                 layer=0,
                 slot=0,
                 iteration=np.array([0]),
-                demand=told.demand.numpy()[None].astype(np.int32),
-                dropped=dropped.numpy()[None].astype(np.int32),
+                demand=ArrayPanel(told.demand.numpy()[None].astype(np.int32)),
+                dropped=ArrayPanel(dropped.numpy()[None].astype(np.int32)),
                 row_bytes=told.row_bytes,
                 dtype=told.dtype,
                 padded=told.padded,
@@ -164,15 +165,7 @@ def test_virtual_ranks(router: str, form: str, data: st.DataObject, world: int) 
         groups=groups,
         placements=contiguous_placement(groups, [0], experts),
         meta=Meta(world=world, ep=world, dp=world),
-        steps=Steps(
-            iteration=np.array([0]),
-            kind=("train",),
-            loss=np.zeros((1, world)),
-            tokens=np.full((1, world), tokens),
-            start=np.zeros((1, world), np.int64),
-            end=np.ones((1, world), np.int64),
-        ),
-        kind=Trace,
+        steps=Steps.of_training(np.array([0]), world, tokens=tokens),
     )
     ranks = [
         {

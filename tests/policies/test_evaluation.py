@@ -177,7 +177,7 @@ def test_a_trace_that_repeats_its_capture_says_why_its_first_part_is_served(
     demand = rng.multinomial(64, np.full(4, 0.25), size=(40, 1, 2))
     run = Trace.from_arrays(demand, row_bytes=4096)
     meta = replace(run.meta, origin="generated", repeats_from=24)
-    run.replace(meta=meta).save(tmp_path / "long.h5")
+    run.replaced(meta=meta).save(tmp_path / "long.h5")
     asked = ["evaluate", str(tmp_path / "long.h5"), "--policy", "rotation"]
     assert main(asked) == 0
     assert (

@@ -30,7 +30,7 @@ from moetraffic.policies.service.cluster import (
 from moetraffic.policies.service.packet_network import PacketNetwork
 from moetraffic.policies.trace_series import byte_series, token_series
 from moetraffic.report.policy_verdict import verdict
-from moetraffic.trace.relocation import Relocation, relocate
+from moetraffic.trace.what_if.relocate import Relocation, relocate
 
 from .conftest import view_of
 
@@ -170,18 +170,8 @@ def stages_and_groups(steps: int = 20) -> Trace:
     sites = [replace(s, layer=s.group // 2) for s in run.sites]
     placements = run.placements.copy()
     placements["layer"] = placements["group"] // 2
-    return Trace(
-        meta=replace(run.meta, pp=2, dp=4),
-        groups=run.groups,
-        placements=placements,
-        sites=sites,
-        occurrences=run.occurrences,
-        panels=run.panels,
-        steps=run.steps,
-        clocks=run.clocks,
-        programs=run.programs,
-        container=run.container,
-    )
+    meta = replace(run.meta, pp=2, dp=4)
+    return run.replaced(meta=meta, placements=placements, sites=sites)
 
 
 def test_several_groups_and_pipeline_stages() -> None:

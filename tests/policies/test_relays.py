@@ -34,9 +34,10 @@ from moetraffic.policies.transmission.two_level import (
     TwoLevel,
     distinct_tokens,
 )
-from moetraffic.trace.choices import pack
+from moetraffic.trace.choices import expert_ids
+from moetraffic.trace.matrix import contiguous_placement
 from moetraffic.trace.model import Group, Meta, Steps
-from moetraffic.trace.placement import contiguous_placement
+from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 
 from .conftest import view_of
@@ -137,11 +138,11 @@ def sampled_trace(experts: int, ranks: int, k: int) -> Trace:
         layer=0,
         slot=0,
         iteration=np.arange(16),
-        demand=(order < k).sum(axis=2).astype(np.int32),
+        demand=ArrayPanel((order < k).sum(axis=2).astype(np.int32)),
         dropped=None,
         row_bytes=8,
         dtype="float32",
-        choices=pack(order < k),
+        chosen=expert_ids(order < k),
     )
     return trace_of_routing(
         [layer],
@@ -155,8 +156,8 @@ def sampled_trace(experts: int, ranks: int, k: int) -> Trace:
             tokens=np.full((16, ranks), 64),
             start=np.zeros((16, ranks), np.int64),
             end=np.ones((16, ranks), np.int64),
+            source=np.zeros(16, np.uint8),
         ),
-        kind=Trace,
     )
 
 

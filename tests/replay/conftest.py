@@ -34,8 +34,8 @@ from moetraffic.trace.model import (
     Meta,
     Occurrences,
     Site,
+    Source,
     Steps,
-    WireForm,
 )
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
@@ -62,7 +62,7 @@ def make_trace(
     every.append(Group(kind="world", ranks=tuple(range(world))))
     sites: list[Site] = []
     clock: list[int] = []  # order of the sites in a step
-    for number, members in enumerate(parts):
+    for number in range(len(parts)):
         for layer in layers:
             for phase in ("count", "dispatch", "combine"):
                 counting = phase == "count"
@@ -75,8 +75,6 @@ def make_trace(
                         layer=layer,
                         dtype="float32",
                         row_bytes=1,
-                        wire=WireForm.CONSTANT if counting else WireForm.STORED,
-                        constant=(8,) * len(members) ** 2 if counting else (),
                     )
                 )
                 # deeper layers come first in time: not the order of the sites
@@ -86,15 +84,15 @@ def make_trace(
             group=len(parts),
             operation="all_reduce",
             label="gradient_sync",
-            wire=WireForm.CONSTANT,
-            constant=(64,) * world,
         )
     )
     clock.append(99_999)
     when = np.tile(np.array(iterations, np.int64), len(sites))
     which = np.repeat(np.arange(len(sites), dtype=np.int32), len(iterations))
     size = np.array([len(every[s.group].ranks) for s in sites])[which]
-    panels = {}
+    panels = {f"call_{world}/volume": ArrayPanel(np.full((1, world), 64))}
+    labels = np.array([s.label for s in sites])[which]
+    matrix = np.zeros(len(which), np.int64)
     for width in np.unique(size):
         mine = np.flatnonzero(size == width)
         # each call ends, 20 ns later, before the next one is issued
@@ -103,23 +101,27 @@ def make_trace(
         gone = np.zeros(ranks.shape, bool)
         for rank, iteration in absent:
             gone |= (ranks == rank) & (when[mine] == iteration)[:, None]
-        panels[f"present_{width}"] = ArrayPanel((~gone).astype(np.uint8))
+        panels[f"call_{width}/present"] = ArrayPanel((~gone).astype(np.uint8))
         for name, later in (("issue", 0), ("start", 10), ("end", 20)):
             times = np.repeat(issue[:, None] + later, width, axis=1)
-            panels[f"{name}_{width}"] = ArrayPanel(times.astype(np.int64))
-        stored = np.array([sites[s].wire == WireForm.STORED for s in which[mine]])
-        if stored.any():
-            shape = (int(stored.sum()), width, width)
-            wire = rng.integers(0, largest, shape, dtype=np.int64)
-            wire[rng.random(shape) < 0.1] = 0
-            panels[f"wire_{width}"] = ArrayPanel(wire)
+            panels[f"call_{width}/{name}"] = ArrayPanel(times.astype(np.int64))
+        stored = mine[labels[mine] == ""]
+        wire = rng.integers(0, largest, (len(stored), width, width), dtype=np.int64)
+        wire[rng.random(wire.shape) < 0.1] = 0
+        counts = np.full((1, width, width), 8)
+        panels[f"call_{width}/wire"] = ArrayPanel(np.concatenate([counts, wire]))
+        matrix[stored] = 1 + np.arange(len(stored))
     steps = len(iterations)
     return Trace(
         meta=Meta(world=world, dp=world, model="toy", layers=max(layers) + 1),
         groups=every,
         sites=sites,
         occurrences=Occurrences(
-            iteration=when, site=which, sequence=np.full(len(which), -1, np.int64)
+            iteration=when,
+            site=which,
+            sequence=np.full(len(which), -1),
+            matrix=matrix,
+            transposed=np.zeros(len(which), bool),
         ),
         panels=panels,
         steps=Steps(
@@ -129,6 +131,7 @@ def make_trace(
             tokens=np.full((steps, world), 64, np.int64),
             start=np.zeros((steps, world), np.int64),
             end=np.ones((steps, world), np.int64),
+            source=np.full(steps, Source.ANNOTATED, np.uint8),
         ),
     )
 

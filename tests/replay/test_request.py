@@ -17,7 +17,7 @@ from moetraffic.replay.execution.pace import Gaps, Pace, Schedule
 from moetraffic.replay.plan.background import BackgroundPattern
 from moetraffic.replay.plan.selection import Depth, Verification
 from moetraffic.replay.request import Request
-from moetraffic.trace.rescaling import Scaling
+from moetraffic.trace.what_if.rescale import Scaling
 
 VALUES: dict[str, list[Any]] = {
     "out": [Path("out.h5")],

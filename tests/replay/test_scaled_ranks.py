@@ -8,10 +8,10 @@ import pytest
 import moetraffic.replay.results.audit  # noqa: F401 - once, not in each forked rank
 from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.selection import Depth, Verification
-from moetraffic.trace.dispatchers import redispatch
-from moetraffic.trace.rescaling.rescaling import Scaling
 from moetraffic.trace.trace import Trace
-from tests.trace.test_dispatchers import routed
+from moetraffic.trace.what_if.dispatchers import redispatch
+from moetraffic.trace.what_if.rescale import Scaling
+from tests.trace.what_if.test_dispatchers import routed
 
 
 def wires(path, phase="dispatch"):
@@ -41,9 +41,13 @@ def test_groups_that_meet_keep_an_order_that_all_ranks_share(
 ):
     trace, out = toy_file(world=4, groups=[(0, 1), (2, 3)]), tmp_path / "met.h5"
     summary = replay_with(trace, out=out, scaling=Scaling(fold="2:strided"))
-    before, _ = wires(trace)
-    after, _ = wires(out)
-    np.testing.assert_array_equal(after, before)  # each group on ranks 0 and 1
+    with Trace.open(trace) as whole, Trace.open(out) as met:
+        for group in (0, 1):  # each is on ranks 0 and 1
+            after, before = (
+                run.wire(run.find(phase="dispatch", group=group))
+                for run in (met, whole)
+            )
+            np.testing.assert_array_equal(after, before)
     assert summary.ranks == 2
 
 

@@ -18,27 +18,25 @@ HOSTILE = "<script>window.hostile = 1</script>"
 
 @pytest.fixture(scope="session")
 def golden() -> Trace:
-    return Trace.open(path("golden-v1.h5"))
+    return Trace.open(path("golden.h5"))
 
 
 @pytest.fixture(scope="session")
 def halved(golden: Trace) -> Trace:
     """The golden trace as if every call had taken half of its time."""
     trace = golden
-    width = np.array([len(trace.groups[s.group].ranks) for s in trace.sites])
-    of = width[trace.occurrences.site]
+    table = np.array(trace.table_of_site)[trace.occurrences.site]
     issue, start, end = {}, {}, {}
-    for size in np.unique(of).tolist():
-        told = trace.times(np.flatnonzero(of == size), own_clock=True)
+    for size in np.unique(trace.width).tolist():
+        calls = np.flatnonzero(table == f"call_{size}")
+        told = trace.times(calls, own_clock=True)
         known = (told[0] != UNKNOWN_TIME) & (told[2] != UNKNOWN_TIME)
         issue[size] = told[0]
         start[size] = np.full_like(told[1], UNKNOWN_TIME)
         half = told[0] + (told[2] - np.where(known, told[0], 0)) // 2
         end[size] = np.where(known, half, UNKNOWN_TIME)
-    return trace.replace(
-        issue=issue,
-        start=start,
-        end=end,
+    return trace.with_times(
+        {"issue": issue, "start": start, "end": end},
         meta=replace(trace.meta, origin="replayed"),
         clocks=np.zeros(0, CLOCK),
     )
@@ -51,7 +49,7 @@ def fabric(golden: Trace) -> Network:
 
 @pytest.fixture(scope="session")
 def shown(golden: Trace, halved: Trace, fabric: Network) -> Content:
-    hostile = golden.replace(meta=replace(golden.meta, model=HOSTILE))
+    hostile = golden.replaced(meta=replace(golden.meta, model=HOSTILE))
     return content(
         hostile, fabric, replay=halved, other=golden, title=f"golden {HOSTILE}"
     )

@@ -18,7 +18,9 @@ from moetraffic.analysis.claim import (
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
+from moetraffic.report.page.highlights import run_in_words
 from moetraffic.report.plain_data import as_dict
+from moetraffic.report.results.overview import sentence, tables
 from moetraffic.report.results.summary import by_part
 from moetraffic.report.summary.answer import answer, sentences
 from moetraffic.report.summary.line import Line
@@ -113,7 +115,7 @@ def test_loads_drawn_anew_in_each_iteration_vary(redrawn: bool) -> None:
 
 def test_horizons_beyond_the_run_are_refused() -> None:
     with pytest.raises(AnalysisError, match=r"1,000 iterations ahead .* there are 12:"):
-        analyze(path("golden-v1.h5"), parts=["claims"], horizons=[1000])
+        analyze(path("golden.h5"), parts=["claims"], horizons=[1000])
 
 
 def test_the_next_commands_run_as_printed(tmp_path: Path) -> None:
@@ -150,8 +152,24 @@ def test_claims_and_summary_stand_in_json_tables_and_frame() -> None:
     assert np.isnan(frame.value["claim.periodic.stated"])
 
 
+def test_rows_that_contradict_the_routing_are_named_in_every_summary() -> None:
+    said = "the dispatches of layer 0 send 3 rows, but 4 token copies were routed"
+    causes = ": possible causes are a capacity"
+    demand = np.random.default_rng().multinomial(64, [1 / 8] * 8, (20, 1, 4))
+    trace = Trace.from_arrays(demand, k=1)
+    trace = trace.replaced(meta=replace(trace.meta, contradiction=said + causes))
+    found = analyze(trace, parts=["claims"])
+    assert said + causes in found.notes
+    data = next(str(one) for one in answer(found) if one.topic == "Data")
+    assert data.endswith(f"; {said}.")
+    assert f"Rows sent: {said}{causes}." in run_in_words(trace, found)
+    stated = sentence(trace, Path("run.h5"))
+    assert stated.endswith("; rows sent contradict the routing.")
+    assert ("rows sent", said + causes) in tables(trace)[0].rows
+
+
 def test_a_trace_that_lacks_calls_states_no_share_of_communication() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         text = (
             "ranks 0, 1 left out 480 x call of alltoall_base_ (TypeError('no'))"
             ", 2 x loss (it is a number); rank 1 left out 3 x call of barrier (x)"

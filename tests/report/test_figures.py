@@ -326,7 +326,7 @@ def test_unknown_styles_are_rejected():
 
 
 def test_pictures_are_of_training_and_of_an_evaluation_that_is_asked_for() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         kinds = np.array(trace.steps.kind, object)
         kinds[[8, 11]] = "evaluation"
         mixed = trace.replaced(steps=replace(trace.steps, kind=kinds))

@@ -32,7 +32,7 @@ KEPT = {"origin", "order", "moetraffic", "workload", "dispatch", "dtype"}
 
 def with_text(text: str, path: Path, *, operations: bool = False) -> Path:
     """Write the golden trace with a text in place of all its strings."""
-    with Trace.open(shipped("golden-v1.h5")) as trace:
+    with Trace.open(shipped("golden.h5")) as trace:
         fields = trace.meta.as_dict()
         strings = {
             name: text

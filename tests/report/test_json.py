@@ -109,7 +109,7 @@ class Analysis(Strict):
     unnamed_exchanges: int
 
 
-@pytest.mark.parametrize("trace", ["golden-v1.h5", "golden-v1.1-sampled.h5"])
+@pytest.mark.parametrize("trace", ["golden.h5", "golden-sampled.h5"])
 def test_an_analysis_has_the_stated_fields(
     trace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,5 +132,5 @@ def test_the_page_states_each_field_and_the_version() -> None:
 def test_each_object_begins_with_its_version(
     verb: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([verb[0], str(path("golden-v1.h5")), *verb[1:], "--json"]) == 0
+    assert main([verb[0], str(path("golden.h5")), *verb[1:], "--json"]) == 0
     assert next(iter(json.loads(capsys.readouterr().out))) == "schema_version"

@@ -166,7 +166,7 @@ def test_what_nobody_told_is_not_shown(golden: Trace) -> None:
         seed=-1,
     )
     own = {
-        row[0] for row in highlights.about({"run": golden.replace(meta=nothing)}).rows
+        row[0] for row in highlights.about({"run": golden.replaced(meta=nothing)}).rows
     }
     assert own == told - {
         *("dp", "tp", "pp", "cp", "order"),
@@ -191,7 +191,7 @@ def test_every_figure_says_its_source_and_units(shown: Content) -> None:
 
 
 def test_what_cannot_be_computed_says_why(golden: Trace, fabric: Network) -> None:
-    virtual = golden.replace(meta=replace(golden.meta, virtual=True))
+    virtual = golden.replaced(meta=replace(golden.meta, virtual=True))
     alone = content(virtual, fabric, iterations=range(0, 6))
     lacking = {p.title: p.reason for p in parts(alone) if isinstance(p, Missing)}
     assert "virtual" in lacking["Spectrum of the on-off pattern"]

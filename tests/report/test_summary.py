@@ -74,7 +74,7 @@ def test_what_is_not_known_is_blank() -> None:
 
 def test_step_times_are_of_ranks_only_where_steps_are_marked() -> None:
     title = "Time from step start to step start"
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         found = analyze(trace, parts=["rhythm"])
         ranks = [f"rank {rank}" for rank in range(trace.meta.world)]
     shown = {t.title: t for t in tables(found)}

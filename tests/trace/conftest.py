@@ -16,11 +16,10 @@ from moetraffic.trace import (
     Group,
     Meta,
     Occurrences,
-    Program,
     Site,
+    Source,
     Steps,
     Trace,
-    WireForm,
 )
 from moetraffic.trace.inference.inference import infer_schedule
 from moetraffic.trace.model import ALL_TO_ALL, CLOCK, PLACEMENT, ROUTING
@@ -43,7 +42,6 @@ def make_trace(seed: int = 0, *, missing: tuple[int, int] | None = None) -> Trac
     ]
     sites: list[Site] = []
     for layer in range(LAYERS):
-        routing = len(sites)
         sites.append(
             Site(
                 group=0,
@@ -62,9 +60,6 @@ def make_trace(seed: int = 0, *, missing: tuple[int, int] | None = None) -> Trac
                 direction="backward" if "grad" in phase else "forward",
                 dtype="float32",
                 row_bytes=ROW,
-                wire=WireForm.DEMAND,
-                routing=routing,
-                wire_checked=ITERATIONS,
             )
             for phase in PHASES
         ]
@@ -75,37 +70,47 @@ def make_trace(seed: int = 0, *, missing: tuple[int, int] | None = None) -> Trac
             label="gradient_sync",
             dtype="float32",
             row_bytes=4,
-            wire=WireForm.CONSTANT,
-            constant=(4096, 4096),
         )
     )
-    sites.append(Site(group=1, operation="all_gather", wire=WireForm.STORED))
-    sites.append(Site(group=0, operation="all_to_all", wire=WireForm.STORED))
-    count = len(sites)
-    every = Occurrences(
-        iteration=np.tile(np.arange(ITERATIONS), count),
-        site=np.repeat(np.arange(count), ITERATIONS).astype(np.int32),
-        sequence=np.tile(np.arange(ITERATIONS), count),
-    )
+    sites.append(Site(group=1, operation="all_gather"))
+    sites.append(Site(group=0, operation="all_to_all"))
+    count, routings = len(sites), [0, 5]
+    iteration = np.tile(np.arange(ITERATIONS), count)
+    site = np.repeat(np.arange(count), ITERATIONS)
     demand = rng.multinomial(64, rng.dirichlet(np.ones(EXPERTS), (80, RANKS)))
+    dropped = demand // 8 * (np.arange(80) >= ITERATIONS)[:, None, None]
+    sent = (demand - dropped).reshape(80, 4, 4, 2).sum(axis=3) * ROW
+    other = rng.integers(0, 1 << 40, (ITERATIONS, 4, 4))
+    volumes = rng.integers(0, 1 << 40, (ITERATIONS, 2))
+    matrix = iteration + np.where(site >= 5, ITERATIONS, 0)
+    matrix[np.isin(site, routings)] = -1
+    matrix[site == count - 3] = ITERATIONS  # the same in all calls
+    matrix[site == count - 2] = np.arange(ITERATIONS)
+    matrix[site == count - 1] = 80 + np.arange(ITERATIONS)
+    phase = np.array([s.phase for s in sites])[site]
     panels = {
-        "demand_4x8": ArrayPanel(demand.astype(np.int32)),
-        "dropped_4x8": ArrayPanel((demand[40:] // 8).astype(np.int32)),
-        "volume_2": ArrayPanel(rng.integers(0, 1 << 40, (ITERATIONS, 2))),
-        "wire_4": ArrayPanel(rng.integers(0, 1 << 40, (ITERATIONS, 4, 4))),
+        "routing_4x8/demand": ArrayPanel(demand.astype(np.int32)),
+        "routing_4x8/dropped": ArrayPanel(dropped.astype(np.int32)),
+        "call_2/volume": ArrayPanel(np.concatenate([volumes, [[4096, 4096]]])),
+        "call_4/wire": ArrayPanel(np.concatenate([sent, other])),
     }
-    for width, rows in ((4, (count - 2) * ITERATIONS), (2, 2 * ITERATIONS)):
+    small = np.isin(site, (count - 3, count - 2))
+    routed = np.isin(site, routings)
+    for table, of in (
+        ("routing_4x8", routed),
+        ("call_4", ~routed & ~small),
+        ("call_2", small),
+    ):
+        rows, width = int(of.sum()), 2 if table == "call_2" else 4
         issue = np.sort(rng.integers(0, 1 << 40, (rows, width)), axis=0)
-        panels[f"issue_{width}"] = ArrayPanel(issue)
-        panels[f"start_{width}"] = ArrayPanel(np.full_like(issue, UNKNOWN_TIME))
-        panels[f"end_{width}"] = ArrayPanel(issue + 1000)
+        panels[f"{table}/issue"] = ArrayPanel(issue)
+        if table != "routing_4x8":
+            panels[f"{table}/start"] = ArrayPanel(np.full_like(issue, UNKNOWN_TIME))
+            panels[f"{table}/end"] = ArrayPanel(issue + 1000)
         present = np.ones((rows, width), np.uint8)
         if missing and width == 4:
-            when = every.iteration[
-                np.isin(every.site, (count - 3, count - 2), invert=True)
-            ]
-            present[when >= missing[0], missing[1]] = 0
-        panels[f"present_{width}"] = ArrayPanel(present)
+            present[iteration[of] >= missing[0], missing[1]] = 0
+        panels[f"{table}/present"] = ArrayPanel(present)
     placements = np.zeros(LAYERS * EXPERTS, PLACEMENT)
     placements["layer"] = np.repeat(range(LAYERS), EXPERTS)
     placements["expert"] = np.tile(range(EXPERTS), LAYERS)
@@ -114,8 +119,14 @@ def make_trace(seed: int = 0, *, missing: tuple[int, int] | None = None) -> Trac
     return Trace(
         meta=Meta(world=RANKS, ep=4, dp=4, experts=EXPERTS, model="größe"),
         groups=groups,
-        sites=sites,
-        occurrences=every,
+        sites=[replace(s, source=Source.ANNOTATED) for s in sites],
+        occurrences=Occurrences(
+            iteration=iteration,
+            site=site.astype(np.int32),
+            sequence=np.where(routed, -1, iteration),
+            matrix=matrix,
+            transposed=np.isin(phase, ("combine", "dispatch_grad")),
+        ),
         panels=panels,
         steps=Steps(
             iteration=np.arange(ITERATIONS),
@@ -124,8 +135,8 @@ def make_trace(seed: int = 0, *, missing: tuple[int, int] | None = None) -> Trac
             tokens=np.full(shape, 64),
             start=np.zeros(shape, np.int64),
             end=np.ones(shape, np.int64),
+            source=np.full(ITERATIONS, Source.ANNOTATED, np.uint8),
         ),
-        programs=[Program(rank=0, kind="train", sites=tuple(range(count)))],
         placements=placements,
         clocks=np.array([(1, 10, 5, 2), (1, 30, 25, 2)], CLOCK),
     )

@@ -23,15 +23,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import judge
+import numpy as np
 from conftest import make_trace
-from rewrites import segments
 
+from moetraffic import files as durable
 from moetraffic.errors import MoetrafficError
-from moetraffic.trace import Trace
-from moetraffic.trace.hdf5 import durable
+from moetraffic.trace import PHASES, ROUTING, Group, Meta, Site, Trace
 from moetraffic.trace.merge.merging import merge, merge_into
-from moetraffic.trace.segments.segment import rank_folder, read_segment, write_segment
+from moetraffic.trace.model import CLOCK, PLACEMENT
+from moetraffic.trace.segments.segment import (
+    EVENT,
+    STEP,
+    Segment,
+    rank_folder,
+    write_segment,
+)
 
 THROUGH, REFUSED = 0, 3  # exit codes: it ended, or said in a sentence why not
 DEFECT = 4
@@ -102,6 +108,68 @@ class Disk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def segments() -> list[Segment]:
+    """Two ranks, three windows each: a routing and its four exchanges a step."""
+    row, window, windows = 32, 4, 3
+    sites = [Site(group=0, operation=ROUTING, layer=1, experts=4)]
+    sites += [
+        Site(
+            group=0,
+            operation="all_to_all",
+            phase=phase,
+            layer=1,
+            direction="backward" if "grad" in phase else "forward",
+            dtype="float32",
+            row_bytes=row,
+        )
+        for phase in PHASES
+    ]
+    made = []
+    for rank, index in np.ndindex(2, windows):
+        events = np.zeros(5 * window, EVENT)
+        for name in {"link", "thread"} & set(EVENT.names or ()):
+            events[name] = -1 if name == "link" else 0
+        splits, demand = [], []
+        for at in range(window):
+            step = index * window + at
+            counts = np.random.default_rng(step).integers(0, 9, (2, 4))
+            between = counts.reshape(2, 2, 2).sum(axis=2) * row
+            demand.append([counts[rank], np.zeros(4)])
+            splits.append([between[rank], between[:, rank]])
+            for place in range(5):
+                event = events[5 * at + place]
+                event["iteration"], event["site"] = step, place
+                event["sequence"] = 4 * step + place - 1 if place else -1
+                event["issue"] = 100 * step + place
+                event["start"], event["end"] = event["issue"], event["issue"] + 1
+                event["payload"], event["transposed"] = at, place in (2, 4)
+        steps = np.zeros(window, STEP)
+        steps["iteration"] = range(index * window, (index + 1) * window)
+        steps["loss"], steps["tokens"] = 1.0, 16
+        placements = np.zeros(4, PLACEMENT)
+        placements["layer"], placements["expert"] = 1, range(4)
+        placements["rank"] = [0, 0, 1, 1]
+        made.append(
+            Segment(
+                rank=int(rank),
+                index=int(index),
+                final=bool(index == windows - 1),
+                node="node",
+                meta=Meta(world=2, ep=2, dp=2, experts=4, k=1, dispatch="dropless"),
+                groups=(Group(kind="ep", ranks=(0, 1)),),
+                sites=tuple(sites),
+                events=events,
+                steps=steps,
+                kinds=("train",) * window,
+                splits={2: np.array(splits, np.int64)},
+                demand={4: np.array(demand, np.int32)},
+                placements=placements,
+                clocks=np.array([(rank, 10, 5, 2), (rank, 900, 6, 2)], CLOCK),
+            )
+        )
+    return made
+
+
 class Scene:
     """Something that writes, and what must hold however it ends."""
 
@@ -112,18 +180,18 @@ class Scene:
         self.segments = folder / "run.h5.segments"
         self.output = folder / "run.h5"
         self.told = segments()
-        self.trace: Trace | None = None  # what the segments merge to
+        self.digest = ""  # of the trace that the segments merge to
 
     def prepare(self) -> None:
         """The state before."""
         shutil.rmtree(self.folder, ignore_errors=True)
         sound = self.folder.with_name("sound")
-        if self.trace is None:
+        if not self.digest:
             self._make(sound / self.segments.name)
-            self.trace = merge(sound / self.segments.name).trace
+            merge(sound / self.segments.name).trace.save(sound / "new.h5", force=True)
+            self.digest = _digest(sound / "new.h5")
             make_trace().save(sound / "old.h5", force=True)
-        shutil.copytree(sound, self.folder)
-        (self.folder / "old.h5").unlink()
+        shutil.copytree(sound / self.segments.name, self.segments)
 
     def _make(self, there: Path) -> None:
         for segment in self.told:
@@ -149,9 +217,7 @@ class Scene:
 
     def _output(self, ended: str) -> str:
         """The output is the new one; its segments are whole, or gone."""
-        if judge.judged(_opens, self.output).outcome != "right":
-            return "the output does not open"
-        if not _alike(self.output, self.trace):
+        if _digest(self.output) != self.digest:
             return "the output is another trace"
         return self._segments_whole() if self.segments.exists() else ""
 
@@ -208,6 +274,7 @@ class Commit(Scene):
     def prepare(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
+        self._make(self.folder.with_name("sound") / self.segments.name)
         for segment in self.told:
             rank_folder(self.segments, segment.rank).mkdir(parents=True, exist_ok=True)
         write_segment(self.told[3], self.segments)  # the other rank's first
@@ -230,8 +297,9 @@ class Commit(Scene):
             return f"left behind: {strays}"
         if not committed <= len(there) <= committed + 1:
             return f"{committed} windows were committed, {len(there)} are there"
-        for path, segment in zip(there, self.told[:3], strict=False):
-            if not judge.same_segment(read_segment(path), segment):
+        sound = rank_folder(self.folder.with_name("sound") / self.segments.name, 0)
+        for path in there:
+            if path.read_bytes() != (sound / path.name).read_bytes():
                 return f"{path.name} is another segment"
         merged = merge(self.segments)
         if merged.trace.steps.iteration[-1] != max(4, 4 * len(there)) - 1:
@@ -242,12 +310,12 @@ class Commit(Scene):
 SCENES = {"merge": Scene, "over": Over, "beside": Beside, "commit": Commit}
 
 
-def _opens(path: Path) -> str:
-    return judge.trace_file(path, None).replace("altered", "right")
-
-
-def _alike(path: Path, trace: Trace | None) -> bool:
-    return trace is not None and judge.trace_file(path, trace) == "right"
+def _digest(path: Path) -> str:
+    """Digest of a trace, all of which can be read."""
+    with Trace.open(path) as trace:
+        for panel in trace.panels.values():
+            panel.read(0, panel.shape[0])
+        return trace.digest
 
 
 def repeated(scene: Scene, deed: str, numbers: Iterator[int]) -> Iterator[Any]:

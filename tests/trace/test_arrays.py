@@ -95,7 +95,7 @@ def test_a_matrix_is_an_array() -> None:
 def test_repr_is_one_line_that_describes_the_trace() -> None:
     assert repr(make_trace()) == (
         "<Trace 'trace': captured run of größe, 4 ranks, 2 MoE layers, 8 experts, "
-        "39 training iterations, 520 calls>"
+        "39 training iterations, 520 calls, calls unknown (40 of 440)>"
     )
 
 

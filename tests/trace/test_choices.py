@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from moetraffic.errors import TraceError
 from moetraffic.interop.anonymization import anonymize
 from moetraffic.trace import ROUTING, Trace
-from moetraffic.trace.choices import pack, packed_bytes, unpack
+from moetraffic.trace.choices import expert_ids, expert_mask, pack, packed_bytes, unpack
+from moetraffic.trace.matrix import contiguous_placement
 from moetraffic.trace.model import Group, Meta, Steps
-from moetraffic.trace.placement import contiguous_placement
-from moetraffic.trace.relocation import Relocation, relocate, routed_layers
+from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
+from moetraffic.trace.what_if.relocate import Relocation, relocate, routed_layers
 
 
 def drawn(
@@ -39,11 +40,11 @@ def sampled_trace(
             layer=layer,
             slot=0,
             iteration=np.arange(iterations),
-            demand=masks.sum(axis=2).astype(np.int32),
+            demand=ArrayPanel(masks.sum(axis=2).astype(np.int32)),
             dropped=None,
             row_bytes=8,
             dtype="float32",
-            choices=pack(masks) if layer == 0 else None,
+            chosen=expert_ids(masks) if layer == 0 else None,
         )
         for layer in range(2)
     ]
@@ -61,18 +62,19 @@ def sampled_trace(
             tokens=np.full(cells, tokens),
             start=np.zeros(cells, np.int64),
             end=np.zeros(cells, np.int64),
+            source=np.zeros(iterations, np.uint8),
         ),
-        kind=Trace,
     )
     return trace, masks
 
 
 @given(st.integers(1, 70), st.integers(0, 99))
-def test_bit_sets_are_exact(experts: int, seed: int) -> None:
+def test_bit_sets_and_ids_are_exact(experts: int, seed: int) -> None:
     mask = np.random.default_rng(seed).random((3, 2, experts)) < 0.3
     bits = pack(mask)
     assert bits.shape == (3, 2, packed_bytes(experts))
     assert (unpack(bits, experts) == mask).all()
+    assert (expert_mask(expert_ids(mask), experts) == mask).all()
 
 
 def test_a_file_a_selection_and_an_anonymous_copy_keep_them(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_another_placement_keeps_them_and_joined_ranks_have_both() -> None:
     found = moved.choices(moved.find(operation=ROUTING, layer=0))
     assert found.shape == (6, 2, 10, 10)
     assert (found == masks.reshape(6, 2, 10, 10)).all()
-    assert routed_layers(moved)[1].choices is None
+    assert routed_layers(moved)[1].chosen is None
 
 
 def test_a_trace_without_them_names_the_option() -> None:

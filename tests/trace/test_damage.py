@@ -1,86 +1,163 @@
-"""Damaged files are refused or read right.
-
-``mutations`` and ``rewrites`` damage sound files, ``judge`` reads them, ``campaign``
-does so in processes under limits.  Here its verdicts are looked at.
-"""
+"""A damaged trace file is refused with its name, or read as if it were whole."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import hashlib
+import os
+import signal
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
-HERE = Path(__file__).parent
-PARTS, FILES = 20, 500
-GOOD = {"right", "refused", "left out", "another trace"}
-"""What may become of a damaged file; "another trace" only where it was resealed."""
+from moetraffic.errors import TraceError
+from moetraffic.trace import Trace
+from moetraffic.trace.model import ROUTING, RUN, Occurrences, Steps
+from moetraffic.trace.panel import ArrayPanel
+
+from .conftest import EXPERTS, make_trace
+
+DEADLINE_S = 10
+BLOCK = 512
 
 
-def verdicts(folder: Path, *options: object) -> list[dict[str, Any]]:
-    ran = subprocess.run(
-        [sys.executable, HERE / "campaign.py", folder, *map(str, options)],
-        capture_output=True,
-        text=True,
-        check=False,
+def every_table() -> Trace:
+    """A trace that has a row in every table."""
+    trace, rng = make_trace(), np.random.default_rng(1)
+    rows, ranks, _ = trace.panels["routing_4x8/demand"].shape
+    chosen = rng.integers(-1, EXPERTS, (rows, ranks, 3, 2)).astype(np.int16)
+    return trace.replaced(
+        sites=[
+            replace(site, token_sample=3) if site.operation == ROUTING else site
+            for site in trace.sites
+        ],
+        panels={**trace.panels, "routing_4x8/chosen": ArrayPanel(chosen)},
+        runs=np.array([(0, -1, 40, 9, 0, 0, 0, 0), (0, 1, 40, 8, 7, 1, 9, 1)], RUN),
+        meta=replace(trace.meta, nodes=("a", "a", "b", "b")),
     )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    lines = (folder / "verdicts.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
-def look(found: list[dict[str, Any]], files: int) -> Counter[str]:
-    bad = [one for one in found if one["outcome"] not in GOOD]
-    assert not bad, bad[:3]
-    assert len(found) == files
-    return Counter(one["outcome"] for one in found)
+def contents(path: Path) -> str:
+    """Digest of everything that can be read from a trace file."""
+    total = hashlib.sha256()
+
+    def add(*values: object) -> None:
+        for value in values:
+            array = isinstance(value, np.ndarray)
+            total.update(value.tobytes() if array else repr(value).encode())
+
+    with Trace.open(path) as trace:
+        add(trace.digest, trace.meta, trace.groups, trace.sites)
+        add(trace.placements, trace.clocks, trace.runs)
+        for table, kind in ((trace.occurrences, Occurrences), (trace.steps, Steps)):
+            add(*(getattr(table, field.name) for field in fields(kind)))
+        for name, panel in sorted(trace.panels.items()):
+            add(name, panel.dtype, panel.shape, panel.read(0, panel.shape[0]))
+        for number, site in enumerate(trace.sites):
+            calls = np.flatnonzero(trace.occurrences.site == number)
+            add(trace.present(calls), *trace.times(calls))
+            if site.operation == ROUTING:
+                add(trace.demand(calls), trace.choices(calls))
+            else:
+                add((trace.wire if trace.square[number] else trace.volume)(calls))
+            if site.phase:
+                add(trace.matrix(3, site.layer, site.phase).values)
+    return total.hexdigest()
 
 
-FOREIGN = GOOD | {"altered"}
-"""Of files without checksums: what was changed may say something else."""
+# ---- damages --------------------------------------------------------------------
+
+Damage = Callable[[bytearray, np.random.Generator], None]
 
 
-def look_at_foreign(found: list[dict[str, Any]], files: int) -> Counter[str]:
-    bad = [one for one in found if one["outcome"] not in FOREIGN]
-    assert not bad, bad[:3]
-    assert len(found) == files
-    said = Counter(one["what"].partition(",")[0] for one in found)
-    assert len(said) == 9, said  # seven formats, models, segments
-    return Counter(one["outcome"] for one in found)
+def flip_bit(data: bytearray, rng: np.random.Generator) -> None:
+    data[rng.integers(len(data))] ^= 1 << rng.integers(8)
 
 
-@pytest.mark.slow
-def test_damaged_files_of_others_are_refused_or_read(tmp_path: Path) -> None:
-    outcomes = look_at_foreign(verdicts(tmp_path, "--foreign", "--files", 150), 150)
-    assert outcomes["refused"] > 40
-    assert outcomes["altered"] > 20
+def change_byte(data: bytearray, rng: np.random.Generator) -> None:
+    data[rng.integers(len(data))] ^= rng.integers(1, 256)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_thousands_of_damaged_files_of_others(part: int, tmp_path: Path) -> None:
-    asked = ("--foreign", "--first", part * FILES, "--files", FILES)
-    outcomes = look_at_foreign(verdicts(tmp_path, *asked), FILES)
-    assert outcomes["refused"] > FILES / 4
+def fill(data: bytearray, rng: np.random.Generator, value: bytes) -> None:
+    size = 1 << rng.integers(3, 13)
+    start = int(rng.integers(max(1, len(data) - size)))
+    data[start : start + size] = value * (min(len(data), start + size) - start)
 
 
-def test_damaged_files_are_noticed(tmp_path: Path) -> None:
-    outcomes = look(verdicts(tmp_path, "--files", 120), 120)
-    assert outcomes["refused"] > 25
-    assert outcomes["right"] > 8  # what means nothing may change
-    assert outcomes["left out"] > 1
+def zeros(data: bytearray, rng: np.random.Generator) -> None:
+    fill(data, rng, b"\0")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_thousands_of_damaged_files(part: int, tmp_path: Path) -> None:
-    asked = ("--first", part * FILES, "--files", FILES, "--labeled")
-    found = verdicts(tmp_path, *asked)
-    outcomes = look(found, FILES)
-    assert outcomes["refused"] > FILES / 3
+def ones(data: bytearray, rng: np.random.Generator) -> None:
+    fill(data, rng, b"\xff")
+
+
+def truncate(data: bytearray, rng: np.random.Generator) -> None:
+    del data[rng.integers(len(data)) :]
+
+
+def swap_blocks(data: bytearray, rng: np.random.Generator) -> None:
+    a, b = (BLOCK * rng.choice(len(data) // BLOCK, 2, replace=False)).tolist()
+    first, second = data[a : a + BLOCK], data[b : b + BLOCK]
+    data[a : a + BLOCK], data[b : b + BLOCK] = second, first
+
+
+DAMAGES: tuple[Damage, ...] = (
+    *(flip_bit, change_byte, zeros, ones, truncate, swap_blocks),
+)
+
+
+# ---- judgment -------------------------------------------------------------------
+
+
+def judged(path: Path, expected: str) -> str:
+    """Read a file in a process of its own: "equal", "refused", or what is wrong."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(DEADLINE_S)
+        try:
+            found = "equal" if contents(path) == expected else "other contents"
+        except TraceError as error:
+            found = "refused" if str(path) in str(error) else f"unnamed: {error}"
+        except BaseException as error:
+            found = repr(error)
+        os.write(writer, found.encode()[:2000])
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        found = pipe.read().decode()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
+    return found
+
+
+def campaign(folder: Path, first: int, count: int) -> Counter[tuple[str, str]]:
+    """Count the judgments of damaged files by kind of damage."""
+    whole, path = folder / "whole.h5", folder / "damaged.h5"
+    every_table().save(whole)
+    data, expected = whole.read_bytes(), contents(whole)
+    found: Counter[tuple[str, str]] = Counter()
+    for number in range(first, first + count):
+        rng, damage = np.random.default_rng(number), DAMAGES[number % len(DAMAGES)]
+        changed = bytearray(data)
+        damage(changed, rng)
+        path.write_bytes(changed)
+        found[damage.__name__, judged(path, expected)] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "count",
+    [60, pytest.param(1500, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+)
+def test_damage_is_an_error_or_changes_nothing(count: int, tmp_path: Path) -> None:
+    found = campaign(tmp_path, 0, count)
+    wrong = {one: n for one, n in found.items() if one[1] not in ("equal", "refused")}
+    assert not wrong
+    assert sum(n for one, n in found.items() if one[1] == "refused") > count / 2

@@ -13,11 +13,10 @@ from moetraffic.capture.record_format import ROUTED
 from moetraffic.capture.records.encoder import Encoder
 from moetraffic.capture.records.record_tables import SiteTable
 from moetraffic.data import path
-from moetraffic.errors import TraceError
 from moetraffic.interop import import_trace
 from moetraffic.interop.export import export_trace
 from moetraffic.interop.export.exporter import ExportOptions
-from moetraffic.report.results.overview import overview, sentence, tables
+from moetraffic.report.results.overview import overview, sentence
 from moetraffic.trace import PHASES, ROUTING, Group, Site, Source, Trace
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import SiteNumbers
@@ -35,69 +34,51 @@ from .merge.test_merging import WINDOWS, make
 UNKNOWN, GUESSED, LINKED, STATED = Source
 
 
-def windows(rank: int, **sources: Source) -> list[Segment]:
-    """The segments of a rank, whose sites and steps have the given sources."""
+def windows(rank: int, source: Source) -> list[Segment]:
+    """The segments of a rank, whose sites and steps have the given source."""
     made = []
     for index in range(WINDOWS):
         segment = make(rank, index)
         steps = segment.steps.copy()
-        steps["source"] = sources.get("layer_source", UNKNOWN)
-        steps["kind_source"] = STATED
-        sites = tuple(replace(s, **sources) for s in segment.sites)
+        steps["source"] = source
+        sites = tuple(replace(s, source=source) for s in segment.sites)
         made.append(replace(segment, sites=sites, steps=steps))
     return made
 
 
 def test_sites_that_differ_in_their_sources_are_one_site_with_the_weakest() -> None:
     sites = SiteNumbers()
-    first = Site(group=0, operation=ROUTING, layer=1).with_sources(
-        STATED, LINKED, STATED
-    )
+    first = Site(group=0, operation=ROUTING, layer=1, source=STATED)
     assert sites.add(first) == 0
     assert sites.add(replace(first, layer=2)) == 1
-    assert sites.add(first.with_sources(LINKED, STATED, GUESSED)) == 0
-    assert [s.sources for s in sites.sites] == [
-        (LINKED, LINKED, GUESSED),
-        (STATED, LINKED, STATED),
-    ]
+    assert sites.add(replace(first, source=LINKED)) == 0
+    assert [s.source for s in sites.sites] == [LINKED, STATED]
 
 
 def test_a_merge_keeps_the_weakest_source_of_the_ranks() -> None:
-    stated = {"layer_source": STATED, "phase_source": STATED}
-    linked = {"layer_source": LINKED, "phase_source": STATED}
-    whole = merge_segments([*windows(0, **stated), *windows(1, **stated)], "run").trace
-    mixed = merge_segments([*windows(0, **stated), *windows(1, **linked)], "run").trace
+    whole = merge_segments([*windows(0, STATED), *windows(1, STATED)], "run").trace
+    mixed = merge_segments([*windows(0, STATED), *windows(1, LINKED)], "run").trace
     assert whole.sites == mixed.sites
-    assert {s.sources for s in whole.sites} == {(STATED, STATED, UNKNOWN)}
-    assert {s.sources for s in mixed.sites} == {(LINKED, STATED, UNKNOWN)}
+    assert {s.source for s in whole.sites} == {STATED}
+    assert {s.source for s in mixed.sites} == {LINKED}
     assert (whole.steps.source == STATED).all()
     assert (mixed.steps.source == LINKED).all()
-    assert (mixed.steps.kind_source == STATED).all()
 
 
 def test_what_the_order_of_the_calls_implies_is_inferred() -> None:
     def bare(segment: Segment) -> Segment:
         sites = [
-            s if s.operation == ROUTING else replace(s, phase="", layer=-1)
+            replace(s, source=LINKED)
+            if s.operation == ROUTING
+            else replace(s, phase="", layer=-1, source=UNKNOWN)
             for s in segment.sites
         ]
-        sources = [
-            (LINKED, UNKNOWN, LINKED) if s.operation == ROUTING else (UNKNOWN,) * 3
-            for s in sites
-        ]
-        return replace(
-            segment,
-            sites=tuple(
-                s.with_sources(*w) for s, w in zip(sites, sources, strict=True)
-            ),
-        )
+        return replace(segment, sites=tuple(sites))
 
-    segments = [bare(s) for rank in (0, 1) for s in windows(rank, layer_source=STATED)]
+    segments = [bare(s) for rank in (0, 1) for s in windows(rank, STATED)]
     trace = merge_segments(segments, "run").trace
-    by_name = {s.phase or s.operation: s.sources for s in trace.sites}
-    assert by_name == {ROUTING: (LINKED, UNKNOWN, LINKED)} | dict.fromkeys(
-        PHASES, (GUESSED, GUESSED, UNKNOWN)
-    )
+    by_name = {s.phase or s.operation: s.source for s in trace.sites}
+    assert by_name == {ROUTING: LINKED} | dict.fromkeys(PHASES, GUESSED)
     assert (trace.steps.source == STATED).all()
 
 
@@ -119,72 +100,33 @@ def test_steps_that_the_calls_imply_are_inferred() -> None:
             segment, events=events, sites=sites, steps=segment.steps[:0], kinds=()
         )
 
-    segments = [unmarked(s) for rank in (0, 1) for s in windows(rank)]
+    segments = [unmarked(s) for rank in (0, 1) for s in windows(rank, UNKNOWN)]
     steps = merge_segments(segments, "run").trace.steps
     assert len(steps.iteration)
     assert (steps.source == GUESSED).all()
-    assert (steps.kind_source == GUESSED).all()
 
 
 def test_files_keep_sources(tmp_path: Path) -> None:
     trace = make_trace()
     count = len(trace.steps.iteration)
-    sites = [
-        s.with_sources(Source(n % 4), Source(n // 2 % 4), Source(n // 3 % 4))
-        for n, s in enumerate(trace.sites)
-    ]
-    steps = replace(
-        trace.steps,
-        source=np.arange(count, dtype=np.uint8) % 4,
-        kind_source=np.arange(count, dtype=np.uint8) // 2 % 4,
-    )
+    sites = [replace(s, source=Source(n % 4)) for n, s in enumerate(trace.sites)]
+    steps = replace(trace.steps, source=np.arange(count, dtype=np.uint8) % 4)
     trace.replaced(sites=sites, steps=steps).save(tmp_path / "run.h5")
     with Trace.open(tmp_path / "run.h5") as read:
-        assert [s.sources for s in read.sites] == [s.sources for s in sites]
+        assert [s.source for s in read.sites] == [s.source for s in sites]
         assert read.steps.source.tolist() == steps.source.tolist()
-        assert read.steps.kind_source.tolist() == steps.kind_source.tolist()
-    segment = windows(0, layer_source=LINKED)[0]
+    segment = windows(0, LINKED)[0]
     rank_folder(tmp_path, 0).mkdir()
     read_back = read_segment(write_segment(segment, tmp_path))
-    assert {s.layer_source for s in read_back.sites} == {LINKED}
+    assert {s.source for s in read_back.sites} == {LINKED}
     assert read_back.steps["source"].tolist() == [LINKED] * len(segment.steps)
 
 
-def test_files_of_version_1_0_have_no_sources() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
-        assert {source for s in trace.sites for source in s.sources} == {UNKNOWN}
-        assert not trace.steps.source.any()
-        assert not trace.steps.kind_source.any()
-
-
-def test_the_golden_file_of_version_1_1_has_its_sources() -> None:
-    with (
-        Trace.open(path("golden-v1.h5")) as old,
-        Trace.open(path("golden-v1.1.h5")) as new,
-    ):
-        assert new.sites == old.sites
-        assert new.steps.iteration.tolist() == old.steps.iteration.tolist()
-        expected = {
-            "forward": (STATED, STATED, LINKED),
-            "backward": (LINKED, GUESSED, LINKED),
-            "recompute": (LINKED, GUESSED, GUESSED),
-        }
-        assert all(s.sources == expected[s.direction] for s in new.sites)
-        count = len(new.steps.iteration)
-        assert new.steps.source.tolist() == [STATED] + [LINKED] * (count - 1)
-        assert new.steps.kind_source.tolist() == [GUESSED] * (count - 1) + [STATED]
-
-
-@pytest.mark.parametrize("name", ["source", "kind_source"])
-def test_a_source_that_does_not_exist_is_rejected(name: str) -> None:
-    trace = make_trace()
-    wrong = np.full(len(trace.steps.iteration), 4, np.uint8)
-    for steps in (
-        replace(trace.steps, **{name: wrong}),
-        replace(trace.steps, **{name: wrong[1:] * 0}),
-    ):
-        with pytest.raises(TraceError, match="source of its boundaries"):
-            trace.replaced(steps=steps)
+def test_a_capture_without_annotations_says_how_it_was_named() -> None:
+    with Trace.open(path("golden-linked.h5")) as trace:
+        named = {s.direction: s.source for s in trace.sites if s.phase}
+        assert named["backward"] == GUESSED
+        assert named["forward"] == STATED
 
 
 def sourced() -> Trace:
@@ -194,14 +136,9 @@ def sourced() -> Trace:
     source = np.full(len(steps.iteration), STATED, np.uint8)
     source[0] = GUESSED
     sites = [
-        s.with_sources(
-            LINKED if s.layer >= 0 else UNKNOWN,
-            GUESSED if s.phase else UNKNOWN,
-            LINKED,
-        )
-        for s in trace.sites[:-1]
+        replace(s, source=GUESSED if s.phase else LINKED if s.layer >= 0 else UNKNOWN)
+        for s in trace.sites
     ]
-    sites.append(replace(trace.sites[-1], direction=""))
     return trace.replaced(sites=sites, steps=replace(steps, source=source))
 
 
@@ -218,14 +155,9 @@ def test_a_hook_links_and_a_program_annotates() -> None:
     for number, context in enumerate(contexts):
         place = [context.layer, context.phase, context.label, context.linked]
         operation = "all_to_all" if number < 4 else "all_reduce"
-        table.at(operation, group, place, "forward", "float32", 4, source=LINKED)
-    assert [s.sources for s in table.sites] == [
-        (STATED, STATED, LINKED),
-        (LINKED, UNKNOWN, LINKED),
-        (STATED, STATED, LINKED),
-        (UNKNOWN, UNKNOWN, LINKED),
-        (UNKNOWN, UNKNOWN, LINKED),
-    ]
+        table.at(operation, group, place, "forward", "float32", 4)
+    sources = [STATED, LINKED, STATED, UNKNOWN, UNKNOWN]
+    assert [s.source for s in table.sites] == sources
     # a routing that a hook reported carries the hook's label
     encoder, words = Encoder(), list[int]()
     for label in ("", "router"):
@@ -239,72 +171,34 @@ def test_a_hook_links_and_a_program_annotates() -> None:
 def test_a_capture_states_its_sources(captured: Path) -> None:
     with Trace.open(captured) as trace:
         counts = source_counts(trace)
-        assert all(
-            part.startswith("layers")
-            for part in source_clause(trace).split("; ")
-            if part
-        )
-        for what in ("phases", "steps", "kinds of steps"):
+        assert source_clause(trace) == ""
+        for what in ("calls", "steps"):
             assert counts[what]["annotated"] == sum(counts[what].values()) > 0
-        directions = counts["directions"]
-        assert directions["linked"] > 0
-        assert directions["annotated"] + directions["linked"] == len(trace.occurrences)
-        routed = [s for s in trace.sites if s.operation == ROUTING]
-        assert {s.layer_source for s in routed} == {STATED}
 
 
-def test_calls_are_counted_by_source() -> None:
+def test_guesses_are_counted_and_named_where_a_trace_is_shown(tmp_path: Path) -> None:
     trace = sourced()
-    calls = np.bincount(trace.occurrences.site)
-    operation = np.array([s.operation for s in trace.sites])
-    phase = np.array([bool(s.phase) for s in trace.sites])
-    exchange, routing = operation == "all_to_all", operation == ROUTING
-    named = int(calls[exchange & phase].sum())
-    other = int(calls[exchange & ~phase].sum())
+    calls = len(trace.find(operation="all_to_all", kind=None))
+    routed = len(trace.find(operation=ROUTING, kind=None))
     none = dict.fromkeys(("annotated", "linked", "inferred", "unknown"), 0)
-    none["not recorded"] = 0
-    total, steps = int(calls.sum()), len(trace.steps.iteration)
+    steps = len(trace.steps.iteration)
     assert source_counts(trace) == {
-        "layers": none
-        | {"linked": int(calls[routing].sum()) + named, "unknown": other},
-        "phases": none | {"inferred": named, "unknown": other},
-        "directions": none
-        | {"linked": total - int(calls[-1]), "unknown": int(calls[-1])},
+        "calls": none | {"linked": routed, "inferred": calls - 40, "unknown": 40},
         "steps": none | {"annotated": steps - 1, "inferred": 1},
-        "kinds of steps": none | {"not recorded": steps},
     }
-
-
-def test_guesses_are_named_where_a_trace_is_shown(tmp_path: Path) -> None:
-    trace = sourced()
-    of = source_counts(trace)["phases"]
-    number, whole = of["inferred"], sum(of.values())
-    assert f"phases inferred ({number} of {whole}) and unknown" in repr(trace)
-    assert "inferred" not in repr(make_trace())
-    assert trace.matrix(0, 0, "dispatch").label.endswith("inferred phase and iteration")
-    assert trace.matrix(1, 0, "dispatch").label.endswith("bytes, inferred phase")
-    calls = trace.calls()
-    dispatch = calls[calls.phase == "dispatch"]
-    assert set(dispatch.layer_source) == {"linked"}
-    assert set(dispatch.phase_source) == {"inferred"}
+    label = trace.matrix(0, 0, "dispatch").label
+    assert label.endswith("inferred layer and phase and iteration")
+    table = trace.calls()
+    dispatch = table[table.phase == "dispatch"]
+    assert set(dispatch.source) == {"inferred"}
     by_step = dict(zip(dispatch.iteration, dispatch.step_source, strict=True))
     assert by_step == dict.fromkeys(by_step, "annotated") | {0: "inferred"}
-    labeled = trace.replaced(steps=replace(trace.steps)).to_xarray()
-    assert labeled.attrs["layer_source"] == "linked"
-    assert labeled.attrs["iteration_source"] == "inferred"
+    assert trace.to_xarray().attrs["source"] == "linked"
     trace.save(tmp_path / "run.h5")
     plain = overview(trace, tmp_path / "run.h5")
     assert plain["sources"] == source_counts(trace)
     first = next(s for s in plain["sites"] if s["phase"] == "dispatch")
-    assert (first["layer_source"], first["phase_source"]) == ("linked", "inferred")
-    shown = {t.title: t for t in tables(trace)}
-    table = shown["Sources of layers, phases, directions and steps"]
-    assert [row[0] for row in table.rows] == [
-        *("layers of calls", "phases of calls", "directions of calls"),
-        *("steps", "kinds of steps"),
-    ]
-    bare = tables(make_trace())[0].rows
-    assert "sources not recorded (trace format before 1.1)" in dict(bare)["file"]
+    assert first["source"] == "inferred"
 
 
 def test_a_table_of_calls_is_imported_with_its_sources(tmp_path: Path) -> None:
@@ -315,11 +209,11 @@ def test_a_table_of_calls_is_imported_with_its_sources(tmp_path: Path) -> None:
         read = import_trace([tmp_path / f"{of}.csv"])
         operation = ROUTING if of == "demand" else "all_to_all"
         expected = {
-            (s.phase, s.layer, s.direction): s.sources
+            (s.phase, s.layer, s.direction): s.source
             for s in trace.sites
             if s.operation == operation
         }
-        found = {(s.phase, s.layer, s.direction): s.sources for s in read.sites}
+        found = {(s.phase, s.layer, s.direction): s.source for s in read.sites}
         assert found == expected
         assert read.steps.source.tolist() == [GUESSED] + [STATED] * (
             len(read.steps.source) - 1
@@ -337,9 +231,9 @@ def test_a_table_of_calls_is_imported_with_its_sources(tmp_path: Path) -> None:
 def test_bytes_of_other_steps_are_those_of_their_kinds(
     kinds: list[str], stated: str
 ) -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         every = (*kinds, *trace.steps.kind[len(kinds) :])
-        other = trace.replace(steps=replace(trace.steps, kind=every))
+        other = trace.replaced(steps=replace(trace.steps, kind=every))
         said = sentence(other, Path("run.h5"))
     assert (" more in " in said) == bool(stated)
     assert stated in said

@@ -13,7 +13,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES, ROUTING, Meta, Trace
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
-from moetraffic.trace.rows import count_equal
+from moetraffic.trace.panel import count_equal
 
 
 def test_wire_told_by_demand_is_kept_copies_times_row_bytes(trace: Trace) -> None:
@@ -143,19 +143,18 @@ def test_order_is_the_order_of_issue(trace: Trace) -> None:
     assert len(issued) == 11
 
 
-def test_selection_keeps_numbers_and_the_demand_that_tells_them(trace: Trace) -> None:
+def test_a_selection_keeps_its_bytes(trace: Trace) -> None:
     some = trace.find(phase="combine", layer=1, iterations=range(10, 20))
     part = trace.select(some)
     assert np.array_equal(part.wire(part.find(phase="combine")), trace.wire(some))
-    assert len(part.find(operation=ROUTING)) == 10
     other = trace.find(operation="all_gather")[3:5]
     assert np.array_equal(trace.select(other).volume(np.arange(2)), trace.volume(other))
 
 
 def test_replaced_times_leave_the_traffic(trace: Trace, tmp_path: Path) -> None:
-    rows = trace.panels["issue_2"].shape[0]
-    new = trace.replace(
-        end={2: np.full((rows, 2), 7)}, meta=Meta(world=4, origin="replayed")
+    rows = trace.panels["call_2/issue"].shape[0]
+    new = trace.with_times(
+        {"end": {2: np.full((rows, 2), 7)}}, meta=Meta(world=4, origin="replayed")
     )
     new.save(tmp_path / "new.h5")
     with Trace.open(tmp_path / "new.h5") as again:
@@ -183,7 +182,7 @@ def test_running_counts_number_each_value_by_itself(keys: list[int]) -> None:
     counts = count_equal(np.array(keys, np.int64))
     for value in set(keys):
         mine = counts[np.array(keys) == value].tolist()
-        assert mine == ([-1] * len(mine) if value < 0 else list(range(len(mine))))
+        assert mine == list(range(len(mine)))
 
 
 def test_a_real_capture_keeps_the_invariants(captured: Path) -> None:
@@ -199,3 +198,9 @@ def test_a_real_capture_keeps_the_invariants(captured: Path) -> None:
                 assert (demand.sum(axis=2) == 2 * 2 * 32).all()
         shares = trace.to_xarray().sum(("src", "layer", "micro_batch"))
         assert shares.std("expert").min() > 0  # text is not balanced traffic
+
+
+def test_a_call_is_found_by_its_site_and_iteration(trace: Trace) -> None:
+    sites = np.array([1, 1, 1, 2, 0])
+    iterations = np.array([0, 39, 40, -1, 7])
+    assert trace.at(sites, iterations).tolist() == [40, 79, -1, -1, 7]

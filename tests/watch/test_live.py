@@ -294,7 +294,7 @@ def test_once_prints_tables_lines_or_json(
     shown = capsys.readouterr().out
     assert "layer 1" in shown
     assert "x mean" in shown
-    assert main(["watch", str(shipped("golden-v1.h5"))]) == 0
+    assert main(["watch", str(shipped("golden.h5"))]) == 0
     assert "the trace has been written" in capsys.readouterr().out
 
 

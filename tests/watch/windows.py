@@ -83,9 +83,9 @@ def window(
             event["grad"], event["link"] = 1, -1
         if layer == LAYERS - 1 and not unmarked:
             begin = STEP_NS * step
-            sources = (Source.ANNOTATED, Source.ANNOTATED)
             end = begin + STEP_NS
-            steps.append((step, 5.0 - step / 100, TOKENS, begin, end, *sources))
+            known = (step, 5.0 - step / 100, TOKENS, begin, end)
+            steps.append((*known, Source.ANNOTATED))
     placement = [
         (0, layer, expert, 0, expert // held, 0)
         for layer in range(LAYERS)

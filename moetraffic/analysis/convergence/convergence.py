@@ -68,6 +68,7 @@ def convergence_of(
     cells: npt.ArrayLike,
     *,
     at: npt.ArrayLike | None = None,
+    elapsed: npt.ArrayLike | None = None,
     tokens: npt.ArrayLike | None = None,
     k: int = 1,
     copy_size: float = 1.0,
@@ -83,6 +84,8 @@ def convergence_of(
         ``[T, C]`` token copies or bytes of the matrix' cells, or of a fixed sample.
     at
         ``[T]`` strictly increasing iteration numbers; None: 0, 1, 2 ...
+    elapsed
+        ``[T]`` training steps until each row; None: ``at``.
     tokens
         Tokens of a step behind ``loads``, one number or ``[T]``; None: the copies over
         k.  Only the floors need it, where loads leave experts out.
@@ -120,8 +123,8 @@ def convergence_of(
     copies = x.sum(axis=1)
     if tokens is not None:
         copies = np.broadcast_to(np.asarray(tokens, np.float64) * k, (len(x),))
-    load = _trajectory(x, copies, when, k, "load", seed)
-    cell = _trajectory(y, y.sum(axis=1), when, k, "matrix", seed)
+    load = _trajectory(x, copies, when, elapsed, k, "load", seed)
+    cell = _trajectory(y, y.sum(axis=1), when, elapsed, k, "matrix", seed)
     hot_loads, hot_cells = (
         hot_set(v, k=max(1, v.shape[1] // 8), experts_per_token=k, seed=seed)
         for v in (x, y)
@@ -139,6 +142,7 @@ def _trajectory(
     x: Float64,
     copies: Float64,
     when: npt.NDArray[np.generic],
+    elapsed: npt.ArrayLike | None,
     k: int,
     about: str,
     seed: int,
@@ -168,7 +172,9 @@ def _trajectory(
     change[1:] = total_variation(shares[1:], shares[:-1])
     change_floor = step_change_floor(shares * copies[:, None], experts_per_token=k)
     # Step 2: claims about the shares.
-    found, claims = decided(x, tokens=copies / k, k=k, at=when, about=about, seed=seed)
+    found, claims = decided(
+        x, tokens=copies / k, k=k, at=when, elapsed=elapsed, about=about, seed=seed
+    )
     claim = claim_of(claims, "converged")
     assert claim is not None
     enough = claim.outcome is not Outcome.NOT_ENOUGH_DATA

@@ -20,6 +20,7 @@ from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.rhythm.spectral_lines import AFTER, ALTERNATION
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
+from moetraffic.trace.iterations import regular_stretch
 
 from .level_changes import Levels, levels_of
 from .mean_load import WALKS, skewed
@@ -40,6 +41,9 @@ NULLS = {
 }
 """Names of the claims, with the hypothesis that each must reject."""
 
+KNOWN = 0.8
+"""Smallest share of iterations from which the others are interpolated, for periods."""
+
 _NOTHING: Part = {"outcome": Outcome.NO_EVIDENCE, "statement": ""}
 
 
@@ -49,6 +53,7 @@ def level_claims(
     tokens: npt.ArrayLike | None,
     k: int = 1,
     at: npt.ArrayLike | None = None,
+    elapsed: npt.ArrayLike | None = None,
     about: str,
     item: str = "expert",
     levels: Levels | None = None,
@@ -68,6 +73,9 @@ def level_claims(
         the next.
     at
         ``[T]`` strictly increasing iteration numbers; None: 0, 1, 2 ...
+    elapsed
+        ``[T]`` training steps until each row; None: ``at``.  Periods and half-lives
+        are of the longest part without a gap.
     about
         Subject of the claims: "expert load of layer 0".
     item
@@ -99,7 +107,14 @@ def level_claims(
     'its level is stable from iteration 97 on at the latest'
     """
     found, claims = decided(
-        counts, tokens=tokens, k=k, at=at, about=about, levels=levels, seed=seed
+        counts,
+        tokens=tokens,
+        k=k,
+        at=at,
+        elapsed=elapsed,
+        about=about,
+        levels=levels,
+        seed=seed,
     )
     begin = 0
     if found is not None and found.converged:
@@ -115,6 +130,7 @@ def decided(
     tokens: npt.ArrayLike | None,
     k: int,
     at: npt.ArrayLike | None,
+    elapsed: npt.ArrayLike | None = None,
     about: str,
     levels: Levels | None = None,
     seed: int,
@@ -138,11 +154,55 @@ def decided(
             "number each"
         )
     levels = levels_of(x) if levels is None else levels
-    found = None
-    if len(levels.rows) >= SHORTEST and levels.values.shape[1] >= 2:
-        found = movement(levels, seed=seed)
+    time = steps if elapsed is None else np.asarray(elapsed)
+    found = _moved(levels, seed=seed)
     claims = _claims(found, x, levels.rows, steps, tokens=tokens, k=k, about=about)
-    return found, claims
+    if found is None:
+        return found, claims
+    stretch, spacing = regular_stretch(time)
+    within = (levels.rows >= stretch.start) & (levels.rows < stretch.stop)
+    rows = levels.rows[within]
+    periodic: Movement | None = found
+    reverting: Movement | None = found
+    count = {"periodic": len(rows), "mean-reverting": len(rows)}
+    if len(rows) < len(levels.rows):
+        reverting = _moved(levels_of(x[rows]), seed=seed)
+        periodic = reverting
+        known = time[levels.rows]
+        grid = np.arange(known[0], known[-1] + 1, spacing)
+        if len(known) >= KNOWN * len(grid):
+            # a line is tested against a smooth spectrum, and interpolation smooths
+            filled = [np.interp(grid, known, column) for column in x[levels.rows].T]
+            periodic = _moved(levels_of(np.stack(filled, axis=1)), seed=seed)
+            count["periodic"] = len(known)
+    lacking: Part = {"outcome": Outcome.NOT_ENOUGH_DATA, "needs": SHORTEST}
+    lacking |= {"statement": "", "flags": ("iterations are missing in between",)}
+    parts = {
+        "periodic": _periodic(periodic, float(spacing)) if periodic else lacking,
+        "mean-reverting": _mean_reverting(reverting, float(spacing))
+        if reverting
+        else lacking,
+    }
+    return found, tuple(
+        Claim(
+            name=c.name,
+            null=NULLS[c.name],
+            about=about,
+            used=count[c.name],
+            left_out=len(x) - count[c.name],
+            **parts[c.name],
+        )
+        if c.name in parts
+        else c
+        for c in claims
+    )
+
+
+def _moved(levels: Levels, *, seed: int) -> Movement | None:
+    """Decide how levels move; None where there are too few."""
+    if len(levels.rows) < SHORTEST or levels.values.shape[1] < 2:
+        return None
+    return movement(levels, seed=seed)
 
 
 def _claims(
@@ -175,16 +235,13 @@ def _claims(
             )
             for name, null in NULLS.items()
         )
-    # iterations a row: of a trace that records every tenth, times are ten times these
     when = np.asarray(steps)[rows].astype(np.int64)
-    every = float(np.median(np.diff(when)))
     parts = {
         "moves": _moves(found, x[rows], tokens, rows, k),
         "converged": _converged(found, when),
         "level change": _level_change(found, when),
         "trend": _trend(found, x[rows]),
-        "periodic": _periodic(found, every),
-        "mean-reverting": _mean_reverting(found, every),
+        **dict.fromkeys(("periodic", "mean-reverting"), _NOTHING),
     }
     return tuple(
         Claim(name=name, null=NULLS[name], **common, **part)

@@ -7,7 +7,7 @@ evaluates it on a later test part at several horizons.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -78,6 +78,7 @@ def forecast(
     weights: npt.ArrayLike | None = None,
     of: str = "load",
     period: int | None = None,
+    spacing: int = 1,
     iteration_s: float = float("nan"),
     known_s: float = 0.0,
     transfer_s: float = 0.0,
@@ -108,6 +109,8 @@ def forecast(
         What the cells are, in words.
     period
         Of the seasonal forecaster, in iterations; None: sought in the training part.
+    spacing
+        Iterations from a row to the next; horizons and the period found are multiples.
     iteration_s, known_s, transfer_s
         Seconds: length of an iteration; when in it the series are known, and when the
         transfer starts.
@@ -131,12 +134,14 @@ def forecast(
             f"a series has time for its first axis, but its shape is {x.shape}: give "
             f"[T, C]"
         )
-    horizons = default_horizons(len(x)) if horizons is None else horizons
-    if any(h < 1 for h in horizons):
-        raise AnalysisError(
-            f"horizons are 1 or more iterations, but they are {list(horizons)}: "
-            "correct them"
-        )
+    rows_ahead = default_horizons(len(x))
+    if horizons is not None:
+        if any(h < 1 or h % spacing for h in horizons):
+            raise AnalysisError(
+                f"horizons are {spacing} iteration{'s' * (spacing > 1)} or a multiple, "
+                f"but they are {list(horizons)}: correct them"
+            )
+        rows_ahead = tuple(h // spacing for h in horizons)
     steps, cells = x.shape
     scale = np.broadcast_to(
         np.asarray(1.0 if weights is None else weights, np.float64), (cells,)
@@ -156,7 +161,7 @@ def forecast(
         period = find_period(x, cut)
     tried = candidates(cut, period=period)
     hot = max(1, round(cells / 8))
-    usable = [h for h in horizons if cells and not cut.too_short(h)]
+    usable = [h for h in rows_ahead if cells and not cut.too_short(h)]
     block = SeriesBlock(x if usable else x[:0], cut)
     chosen = tune(block, tried, usable, scale=scale)
     bounds = partial(
@@ -170,21 +175,31 @@ def forecast(
             of=of,
             scale=scale,
             hot=hot,
-            lead_s=h * iteration_s + (transfer_s - known_s),
+            lead_s=h * spacing * iteration_s + (transfer_s - known_s),
             tokens=counted,
             bounds=bounds,
         )
         if h in chosen
         else nothing_known(of, h, cut.too_short(h) if cells else "there are no cells")
-        for h in horizons
+        for h in rows_ahead
     ]
     return Forecasts(
         of=of,
         steps=steps,
         cells=cells,
         split=cut,
-        period=period,
+        period=None if period is None else period * spacing,
         hot=hot,
         random_recall=min(hot / cells, 1.0) if cells else float("nan"),
-        horizons=tuple(done),
+        horizons=tuple(_in_iterations(each, spacing) for each in done),
     )
+
+
+def _in_iterations(scores: HorizonScores, spacing: int) -> HorizonScores:
+    """Convert a horizon in rows to iterations."""
+    verdict = replace(
+        scores.verdict,
+        horizon=scores.verdict.horizon * spacing,
+        lead_iterations=scores.verdict.lead_iterations * spacing,
+    )
+    return replace(scores, horizon=scores.horizon * spacing, verdict=verdict)

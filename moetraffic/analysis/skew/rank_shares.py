@@ -7,7 +7,7 @@ import numpy as np
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
-from moetraffic.trace.relocation import routed_layers
+from moetraffic.trace.what_if.relocate import routed_layers
 
 
 def rank_loads(trace: Trace, ep: int) -> list[Int64]:
@@ -34,7 +34,8 @@ def rank_loads(trace: Trace, ep: int) -> list[Int64]:
                 f"{experts} for ep {ep}: change --ep, or generate a trace with more "
                 "experts"
             )
-        load = layer.demand.sum(axis=1, dtype=np.int64)
+        counts = layer.demand.read(0, layer.demand.shape[0])
+        load = counts.sum(axis=1, dtype=np.int64)
         found.append(load.reshape(len(load), ep, -1).sum(axis=2))
     return found
 

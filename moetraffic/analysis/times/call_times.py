@@ -121,8 +121,7 @@ def times_in_blocks(
         Occurrences ``[n]``, all of groups of one size W; issue, start and end
         ``[n, W]`` ns, on rank 0's clock.
     """
-    every = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
-    sizes = every[trace.occurrences.site[occurrences]]
+    sizes = trace.width[trace.occurrences.site[occurrences]]
     for width in np.unique(sizes).tolist():
         of = occurrences[sizes == width]
         step = max(1, CELLS // (width * (width if matrices else 1)))
@@ -133,19 +132,13 @@ def times_in_blocks(
 
 def sized(trace: Trace, occurrences: Int64) -> tuple[Int64, str]:
     """Select the all-to-alls with readable bytes, and why others are unreadable."""
-    sites = trace.occurrences.site[occurrences]
-    keep, reason = np.ones(len(occurrences), bool), ""
-    # readability depends on wire encoding, group and layer alone: test one site of each
-    kinds = np.array([(s.wire, s.group, s.layer) for s in trace.sites], np.int64)
-    used, which = np.unique(kinds[sites], axis=0, return_inverse=True)
-    for kind in range(len(used)):
-        mine = which.reshape(-1) == kind
-        try:
-            trace.wire(occurrences[mine][:1])
-        except TraceError as error:
-            keep &= ~mine
-            reason = str(error)
-    return occurrences[keep], reason
+    known = trace.occurrences.matrix[occurrences] >= 0
+    reason = ""
+    try:
+        trace.wire(occurrences[~known][:1])
+    except TraceError as error:
+        reason = str(error)
+    return occurrences[known], reason
 
 
 def step_starts(trace: Trace, rank: int, iterations: range | None = None) -> Int64:

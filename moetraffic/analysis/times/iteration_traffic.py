@@ -10,7 +10,7 @@ import numpy as np
 from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.patterns.algorithms import collective_matrix
-from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
+from moetraffic.trace import ALL_TO_ALL, Trace
 from moetraffic.trace.iterations import iteration_range
 
 SEND_RECV = "send_recv"
@@ -100,12 +100,10 @@ def world_matrices(
         )
     world = trace.meta.world
     out = np.zeros((len(chosen), world, world), np.int64)
-    asked = np.flatnonzero(np.isin(when, chosen))
+    asked = np.flatnonzero(np.isin(when, chosen) & (trace.occurrences.matrix >= 0))
     for number in np.unique(trace.occurrences.site[asked]).tolist():
         site = trace.sites[number]
         group = trace.groups[site.group]
-        if site.operation == ROUTING or site.wire == WireForm.UNKNOWN:
-            continue
         if operations is not None and site.operation not in operations:
             continue
         if kinds is not None and group.kind not in kinds:

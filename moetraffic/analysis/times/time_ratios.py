@@ -18,8 +18,7 @@ from moetraffic.analysis.claim import LEVEL as CLAIMED
 from moetraffic.analysis.resampling import Interval, ratio
 from moetraffic.arrays import Float64, Int64
 from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
-from moetraffic.trace import ALL_TO_ALL, Trace
-from moetraffic.trace.model import WireForm
+from moetraffic.trace import Trace
 
 from .call_times import CELLS
 from .completion import (
@@ -232,22 +231,17 @@ def link_bytes(trace: Trace, occurrences: Int64) -> Float64:
     """
     out = np.full(len(occurrences), np.nan)
     sites = trace.occurrences.site[occurrences]
-    known = np.array(
-        [s.operation == ALL_TO_ALL and s.wire != WireForm.UNKNOWN for s in trace.sites],
-        bool,
-    )
-    width = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
+    known, width = trace.occurrences.matrix[occurrences] >= 0, trace.width
     for size in np.unique(width[sites]).tolist():
-        mine = np.flatnonzero(known[sites] & (width[sites] == size))
+        mine = np.flatnonzero(known & trace.square[sites] & (width[sites] == size))
         step = max(1, CELLS // size**2)
         for first in range(0, len(mine), step):
             at = mine[first : first + step]
             off = trace.wire(occurrences[at]) * ~np.eye(size, dtype=bool)
             out[at] = np.maximum(off.sum(axis=1), off.sum(axis=2)).max(axis=1)
-    dense = ~np.array([s.operation == ALL_TO_ALL for s in trace.sites], bool)
-    stored = np.array([s.wire != WireForm.UNKNOWN for s in trace.sites], bool)
-    for number in np.unique(sites[(dense & stored)[sites]]).tolist():
-        site, at = trace.sites[number], np.flatnonzero(sites == number)
+    dense = known & ~trace.square[sites]
+    for number in np.unique(sites[dense]).tolist():
+        site, at = trace.sites[number], np.flatnonzero(dense & (sites == number))
         for part in np.array_split(at, -(-len(at) * width[number] // CELLS)):
             size = sizes(site.operation, trace.volume(occurrences[part]))
             of = np.full(len(part), width[number])

@@ -293,7 +293,7 @@ class Committer:
          sends, receives) = plain[at : at + CALL_HEAD]
         # fmt: on
         operation, (*here, block) = OPERATIONS[code], self._names["place"][place]
-        direction, link, source = self._directions.of(
+        direction, link = self._directions.of(
             operation,
             in_backward=bool(in_backward),
             grad=bool(grad),
@@ -319,7 +319,6 @@ class Committer:
         element = row if operation == ALL_TO_ALL else 0
         site, sequence = self._sites.at(
             *(operation, group, here, direction, name, element),
-            source=source,
             peers=(sender, destination),
         )
         self._settle(
@@ -353,7 +352,6 @@ class Committer:
         owner = self._groups[self._names["group"][group]]
         site, sequence = self._sites.at(
             *(ROUTING, owner, here, direction, "", 0),
-            source=Source.LINKED,
             experts=experts,
         )
         self._settle(
@@ -374,10 +372,9 @@ class Committer:
             self._window.withdraw_steps()
             boundaries.begun = boundaries.first
         ended = boundaries.iteration - 1
-        linked = kind < 0 and boundaries.kind != STEP_KINDS[0]
         step = (ended, loss_of_word(loss), tokens, boundaries.begun, end)
         self._window.end_iteration(
-            (*step, Source.ANNOTATED, Source.LINKED if linked else Source.ANNOTATED),
+            (*step, Source.ANNOTATED),
             STEP_KINDS[kind] if kind >= 0 else boundaries.kind,
             recorded=self._recorded.has(ended, in_part=withdraws),
         )
@@ -394,7 +391,7 @@ class Committer:
         later = self._window.take_last(after if recorded or continues else 0)
         step = (ended, float("nan"), -1, self._boundaries.begun, when)
         self._window.end_iteration(
-            (*step, Source.LINKED, Source.LINKED),
+            (*step, Source.LINKED),
             self._boundaries.kind,
             recorded=recorded,
         )

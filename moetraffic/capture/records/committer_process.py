@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.errors import CaptureError
-from moetraffic.trace.hdf5.durable import remedy
+from moetraffic.files import remedy
 from moetraffic.trace.segments.segment import Segment, write_segment
 from moetraffic.trace.segments.store import SegmentWriter
 

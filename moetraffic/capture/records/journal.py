@@ -33,7 +33,7 @@ from moetraffic.capture.record_format import (
     message,
 )
 from moetraffic.errors import CaptureError
-from moetraffic.trace.hdf5.durable import remedy
+from moetraffic.files import remedy
 from moetraffic.trace.model import ROUTING
 from moetraffic.trace.segments.segment import rank_folder
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from moetraffic.trace.hdf5.durable import remedy
+from moetraffic.files import remedy
 
 from .record_log import Chunk, LogWriter
 

@@ -187,18 +187,16 @@ class SiteTable:
         dtype: str,
         row_bytes: int,
         *,
-        source: Source,
         peers: tuple[int, int] = (-1, -1),
         experts: int = 0,
     ) -> tuple[int, int]:
         """Return the site number of a call and its index among its group's collectives.
 
         The index is -1 for calls that are not collective: routing, sends and receives.
-        ``place`` holds layer, phase, label, and whether a hook set them; ``source`` is
-        that of the direction.
+        ``place`` holds layer, phase, label, and whether a hook set them.
         """
         which = (operation, group, *place, dtype, row_bytes, peers, experts)
-        key = (*which, direction, source)
+        key = (*which, direction)
         number = self._numbers.get(key)
         if number is None:
             layer, phase, label, linked = place
@@ -217,11 +215,7 @@ class SiteTable:
                     peers=peers,
                     experts=experts,
                     # a program that names a call without a layer says that it has none
-                    layer_source=stated
-                    if layer != -1 or (named and not linked)
-                    else Source.UNKNOWN,
-                    phase_source=stated if named else Source.UNKNOWN,
-                    direction_source=source,
+                    source=stated if layer != -1 or named else Source.UNKNOWN,
                 )
             )
         if operation == ROUTING or peers != (-1, -1):

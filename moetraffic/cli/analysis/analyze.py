@@ -16,6 +16,7 @@ from moetraffic.cli.output import (
     write_result,
 )
 from moetraffic.errors import AnalysisError
+from moetraffic.files import validate_output
 from moetraffic.report.console.options import (
     Force,
     Iterations,
@@ -31,7 +32,6 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.report.console.selection import selected
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_output
 
 if TYPE_CHECKING:
     from moetraffic.analysis import Analysis

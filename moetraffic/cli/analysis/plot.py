@@ -9,6 +9,7 @@ from typing import Any
 
 from moetraffic.cli.output import make_folder, present
 from moetraffic.errors import AnalysisError
+from moetraffic.files import validate_output
 from moetraffic.report.chart import FILE_FORMATS, Missing
 from moetraffic.report.console.options import (
     APPEARANCE,
@@ -24,7 +25,6 @@ from moetraffic.report.console.options import (
     takes,
 )
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.iterations import layer_numbers, number_list
 
 NAMES = (

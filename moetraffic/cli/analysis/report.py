@@ -9,6 +9,7 @@ from typing import Annotated
 
 from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError
+from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import (
     AsJson,
     Force,
@@ -22,7 +23,6 @@ from moetraffic.report.console.options import (
     trace_argument,
 )
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
 
 MOST_MB = 100

@@ -11,6 +11,7 @@ from typing import Any
 from moetraffic.cli.output import json_text, present, progress
 from moetraffic.cli.workload import WORKLOAD, describe
 from moetraffic.errors import Interrupted
+from moetraffic.files import validate_outputs, write_text
 from moetraffic.launch.lossy_training import final_losses
 from moetraffic.launch.machine_resources import check_workload
 from moetraffic.patterns import Dropping
@@ -27,7 +28,6 @@ from moetraffic.report.console.options import (
     takes,
 )
 from moetraffic.tables import plain
-from moetraffic.trace.hdf5.durable import validate_outputs, write_text
 
 LOSS = field_options(
     Dropping,

@@ -10,9 +10,9 @@ import typer
 
 from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import AnalysisError
+from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import Force, Plot, option
 from moetraffic.tables import Table
-from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import duration, message_size, three_digits
 
 from .assumptions import BIG_RED_200

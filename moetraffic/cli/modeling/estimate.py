@@ -12,6 +12,7 @@ import typer
 
 from moetraffic.cli.output import Printing, Shown, printed
 from moetraffic.errors import LayoutError
+from moetraffic.files import validate_outputs
 from moetraffic.patterns import ModelShape, parameter_count, time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
 from moetraffic.patterns.time_model import GPUS, Configuration, System
@@ -26,7 +27,6 @@ from moetraffic.report.console.options import (
     takes,
 )
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .assumptions import (
     ASSUMED,

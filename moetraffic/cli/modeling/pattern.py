@@ -11,6 +11,7 @@ import typer
 
 from moetraffic.cli.output import Printing, Shown, printed
 from moetraffic.errors import LayoutError
+from moetraffic.files import validate_outputs
 from moetraffic.patterns import (
     Gating,
     ModelShape,
@@ -36,7 +37,6 @@ from moetraffic.report.console.options import (
     takes,
     trace_output,
 )
-from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .assumptions import measured_shares
 from .layout import LAYOUT, MICRO_BATCH, usual_micro_batches

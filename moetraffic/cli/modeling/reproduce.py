@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.cli.output import json_text, make_folder, present
+from moetraffic.files import write_text
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -16,7 +17,6 @@ from moetraffic.report.console.options import (
     option,
     parts_of,
 )
-from moetraffic.trace.hdf5.durable import write_text
 
 ALL = "all"
 

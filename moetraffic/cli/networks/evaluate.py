@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError
+from moetraffic.files import validate_outputs
 from moetraffic.policies.defaults import DEFAULT_PACKETS, DEFAULT_POLICIES
 from moetraffic.report.console.options import (
     Force,
@@ -20,7 +21,6 @@ from moetraffic.report.console.options import (
     trace_argument,
 )
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_count, bytes_per_second, seconds
 
 CIRCUITS, PLACEMENT, PLANS = "Optical circuits", "Expert placement", "Plans"

@@ -10,6 +10,7 @@ import typer
 
 from moetraffic.cli.output import Printing, printed, refuse_format
 from moetraffic.errors import FabricError
+from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import (
     Algorithm,
     Force,
@@ -23,7 +24,6 @@ from moetraffic.report.console.options import (
     positive_numbers,
 )
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import bytes_per_second
 
 TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moetraffic.cli.output import Printing, printed
+from moetraffic.files import validate_outputs
 from moetraffic.patterns import Parallelism
 from moetraffic.patterns.layouts.placement import PLACEMENTS
 from moetraffic.report.console.options import (
@@ -16,7 +17,6 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.totals import totals
 from moetraffic.units import byte_size
 

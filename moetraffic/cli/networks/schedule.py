@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import FabricError
+from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import (
     Force,
     Iterations,
@@ -16,7 +17,6 @@ from moetraffic.report.console.options import (
     trace_argument,
 )
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import bytes_per_second, seconds
 
 MEAN = "mean"

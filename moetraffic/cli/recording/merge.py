@@ -10,9 +10,9 @@ import typer
 from moetraffic.capture.records.recovery import recover
 from moetraffic.cli.output import TRACE_PARTS, Printing, present_trace, printed
 from moetraffic.errors import CaptureError
+from moetraffic.files import SEGMENTS, validate_output
 from moetraffic.report.console.options import Force, trace_output
 from moetraffic.text import visible
-from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
 
 

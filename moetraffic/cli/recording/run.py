@@ -141,5 +141,5 @@ def harvest(
                 "--tables (calls)"
             )
             paper.show([sentence(trace, name), tables(trace, name)[0], following])
-            if token_sample and not any(site.choices for site in trace.sites):
+            if token_sample and not any(site.token_sample for site in trace.sites):
                 announce(NO_SAMPLE)

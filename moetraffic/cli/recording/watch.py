@@ -13,10 +13,10 @@ from rich.console import Group
 from rich.live import Live
 
 from moetraffic.errors import MoetrafficError
+from moetraffic.files import validate_other_than_input, validate_output
 from moetraffic.report.console.options import AsJson, option
 from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.tables import plain
-from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 
 if TYPE_CHECKING:
     from moetraffic.report.event_files import StepLog

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moetraffic.cli.output import Printing, printed
+from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import (
     Force,
     TraceFile,
@@ -12,7 +13,6 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_outputs
 
 
 @printed(("texts",))

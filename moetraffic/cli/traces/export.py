@@ -10,6 +10,7 @@ from rich.text import Text
 
 from moetraffic.cli.output import present
 from moetraffic.errors import TraceError
+from moetraffic.files import validate_other_than_input
 from moetraffic.report.console.options import (
     AsJson,
     Force,
@@ -19,7 +20,6 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.tables import Table
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import validate_other_than_input
 from moetraffic.trace.iterations import layer_numbers
 from moetraffic.units import byte_size, seconds
 

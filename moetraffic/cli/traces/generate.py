@@ -13,9 +13,9 @@ import typer
 
 from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError, Interrupted, LayoutError
+from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import option, trace_output
 from moetraffic.trace import Meta, Trace
-from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
 
 if TYPE_CHECKING:

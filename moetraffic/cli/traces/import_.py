@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from moetraffic.cli.output import TRACE_PARTS, Printing, present_trace, printed
+from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import Force, option, trace_output
 from moetraffic.trace import ALL_TO_ALL, ROUTING
-from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.model import MOST_ROW_BYTES
 
 MOST = 1 << 16

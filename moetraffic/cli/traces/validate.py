@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetraffic.cli.output import Printing, printed, progress
+from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import (
     Force,
     Iterations,
@@ -18,7 +19,6 @@ from moetraffic.report.console.options import (
     trace_argument,
 )
 from moetraffic.trace import Meta, Trace
-from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.iterations import layer_numbers
 
 if TYPE_CHECKING:

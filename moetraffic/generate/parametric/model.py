@@ -136,7 +136,7 @@ class TrafficModel:
         )
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the model to a file, of 15 to 31 kB for those that ship.
+        """Write the model to a file, of 16 to 24 kB for those that ship.
 
         Raises
         ------

@@ -88,7 +88,7 @@ class Beat:
     rhythm
         Of the exchanges that the scenario has.
     scenario, frame
-        The run: its groups and sites, and each rank's program.
+        The run: its groups and sites, in program order.
     seed
         Of all chance.
     """
@@ -108,11 +108,9 @@ class Beat:
         groups = len(frame.groups)
         each = len(frame.sites) // groups
         # all groups go through the same program, whose sites follow each other
-        first = {s: n for n, s in enumerate(frame.programs[0].sites)}
-        order = sorted((first[n], n) for n, s in enumerate(frame.sites) if s.group == 0)
         self._order = [
-            (n, at[frame.sites[n].layer, frame.sites[n].slot], _place(frame, n))
-            for _, n in order
+            (n, at[site.layer, site.slot], _place(frame, n))
+            for n, site in enumerate(frame.sites[:each])
         ]
         self._each = each
         self._members = np.array([g.ranks for g in frame.groups])  # [G, W]

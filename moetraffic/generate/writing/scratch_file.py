@@ -1,155 +1,76 @@
-"""Scratch file for panels that are written and read in different orders.
+"""Temporary HDF5 file of arrays that are written and read in different orders.
 
-A run is drawn iteration by iteration, and its file is sorted by site: each site's
-blocks are kept deflated in one scratch file until the trace is put together.
+A run is drawn iteration by iteration, and a trace file has all iterations of a call
+site together.
 """
 
 from __future__ import annotations
 
-import bisect
 import tempfile
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.trace.hdf5.codec import decode, encode
+from moetraffic.files import DeferredErrorFile
+from moetraffic.trace.panel import ComputedPanel, Panel
+
+CHUNK_BYTES = 256 << 10
 
 
 class ScratchFile:
-    """Scratch file of series of rows, as a context manager that deletes it.
+    """Arrays ``[K, n, ...]`` on disk that grow along n; a context manager.
 
-    Parameters
-    ----------
-    folder
-        Where the scratch file is; it has no name there.
+    The file in ``folder`` has no name, and is deleted when it is closed.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed on exit
-        self._end = 0
-        self._lock = threading.Lock()
+        with tempfile.TemporaryDirectory(prefix=".moetraffic-", dir=folder) as hidden:
+            self._target = DeferredErrorFile(Path(hidden) / "scratch.h5")
+        self._file = h5py.File(self._target, "w", libver=("v110", "v110"))
 
     def __enter__(self) -> ScratchFile:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+        self._target.close()
 
-    def put(self, encoded: bytes) -> int:
-        """Append bytes; where they begin.  Threads may do so at once."""
-        with self._lock:
-            offset = self._end
-            self._file.seek(offset)
-            self._file.write(encoded)
-            self._end += len(encoded)
-        return offset
+    def append(self, arrays: Mapping[str, npt.NDArray[Any]], width: int) -> None:
+        """Append ``[K, b, ...]`` to arrays, of whose axis 2 ``width`` are read at once.
 
-    def get(self, offset: int, length: int) -> bytes:
-        """The bytes that were put there."""
-        with self._lock:
-            self._file.seek(offset)
-            return self._file.read(length)
+        Raises
+        ------
+        OSError
+            If the disk is full.
+        """
+        for name, rows in arrays.items():
+            count, inner = rows.shape[1], rows.shape[3:]
+            if name not in self._file:
+                row = width * int(np.prod(inner)) * rows.itemsize
+                deep = min(count, max(1, CHUNK_BYTES // row))
+                self._file.create_dataset(
+                    name,
+                    shape=(len(rows), 0, *rows.shape[2:]),
+                    maxshape=(len(rows), None, *rows.shape[2:]),
+                    dtype=rows.dtype,
+                    chunks=(1, deep, width, *inner),
+                    shuffle=True,
+                    compression="gzip",
+                    compression_opts=1,
+                )
+            data = self._file[name]
+            data.resize(data.shape[1] + count, axis=1)
+            data[:, -count:] = rows
+        self._file.flush()
+        self._target.settle()
 
-
-class Series:
-    """Rows ``[n, ...]`` of one site, appended in order and read anywhere."""
-
-    def __init__(self, scratch: ScratchFile, dtype: npt.DTypeLike) -> None:
-        self._scratch = scratch
-        self.dtype = np.dtype(dtype)
-        # of each block: where it begins in the scratch file, its bytes, its shape
-        self._blocks: list[tuple[int, int, tuple[int, ...]]] = []
-        self._firsts: list[int] = []
-        self._last: tuple[int, npt.NDArray[Any]] | None = None
-        self.length = 0
-
-    def append(self, rows: npt.NDArray[Any]) -> None:
-        """Add some rows."""
-        raw = encode(np.ascontiguousarray(rows, self.dtype), rows.shape)
-        offset = self._scratch.put(raw)
-        self._firsts.append(self.length)
-        self._blocks.append((offset, len(raw), rows.shape))
-        self.length += len(rows)
-
-    def read(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
-        """Rows ``start`` up to ``stop``, in parts."""
-        parts = []
-        while start < stop:
-            at = bisect.bisect_right(self._firsts, start) - 1
-            rows = self._decoded(at)
-            first = self._firsts[at]
-            parts.append(rows[start - first : stop - first])
-            start = first + len(rows)
-        return parts
-
-    def forget(self) -> None:
-        """Release the block that was read last."""
-        self._last = None
-
-    def _decoded(self, at: int) -> npt.NDArray[Any]:
-        if self._last is None or self._last[0] != at:
-            offset, length, shape = self._blocks[at]
-            raw = self._scratch.get(offset, length)
-            self._last = (at, decode(raw, shape, self.dtype))
-        return self._last[1]
-
-
-class ScratchPanel:
-    """A panel whose rows are those of several series, one after the other.
-
-    Parameters
-    ----------
-    series
-        In the order of the panel; None: all values are ``missing``.
-    rows
-        How many of each are taken: all have at least so many.
-    shape
-        Of a row.
-    missing
-        Value of what has no series.
-    """
-
-    def __init__(
-        self,
-        series: Sequence[Series | None],
-        rows: int,
-        shape: tuple[int, ...],
-        missing: int = 0,
-    ) -> None:
-        self._series = series
-        self._rows = rows
-        self._shape = shape
-        self._missing = missing
-        self._before: Series | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape; the first axis counts rows."""
-        return (len(self._series) * self._rows, *self._shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-        return next(series.dtype for series in self._series if series is not None)
-
-    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows ``start`` up to ``stop``."""
-        parts: list[npt.NDArray[Any]] = [np.zeros((0, *self._shape), self.dtype)]
-        while start < stop:
-            which, row = divmod(start, self._rows)
-            count = min(stop - start, self._rows - row)
-            series = self._series[which]
-            if self._before not in (None, series):
-                self._before.forget()
-            self._before = series
-            if series is None:
-                shape = (count, *self._shape)
-                parts.append(np.full(shape, self._missing, self.dtype))
-            else:
-                parts += series.read(row, row + count)
-            start += count
-        return np.concatenate(parts)
+    def panel(self, name: str, at: int, count: int) -> Panel:
+        """Return the first ``count`` rows of element ``at``, ``[count, ...]``."""
+        data = self._file[name]
+        return ComputedPanel(
+            (count, *data.shape[2:]), data.dtype, lambda a, b: data[at, a:b]
+        )

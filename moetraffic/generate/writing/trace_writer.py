@@ -1,14 +1,13 @@
 """Write synthetic traces: streamed to disk with bounded memory.
 
-Counts come iteration by iteration and go, deflated, to a scratch file; when all are
-there, or the user has ended it, the trace of what is complete is written.
+Counts come iteration by iteration and go to a temporary file; when all are there, or
+the user has ended it, the trace of what is complete is written.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,35 +17,30 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic import __version__
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import LayoutError, TraceError
+from moetraffic.files import validate_output, write_errors
 from moetraffic.generate.analog.analog import Analog
 from moetraffic.generate.fit import Size, fit_trace
 from moetraffic.generate.generator import Demand
 from moetraffic.generate.parametric.model import TrafficModel
 from moetraffic.generate.parametric.presets import preset_model
 from moetraffic.generate.parametric.what_if import Knobs
-from moetraffic.generate.scenario import Scenario
 from moetraffic.patterns import Parallelism
-from moetraffic.trace import (
-    ROUTING,
-    UNKNOWN_TIME,
-    Group,
-    Meta,
-    Occurrences,
-    Site,
-    Steps,
-    Trace,
+from moetraffic.trace import Group, Meta, Steps, Trace
+from moetraffic.trace.matrix import contiguous_placement
+from moetraffic.trace.panel import (
+    ArrayPanel,
+    ComputedPanel,
+    Panel,
+    constant_panel,
+    stacked,
 )
-from moetraffic.trace.hdf5.durable import validate_output
-from moetraffic.trace.model import Presence
-from moetraffic.trace.panel import ArrayPanel, Panel
-from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
-from moetraffic.trace.rows import TIMES, Rows
+from moetraffic.trace.trace import TIMES
 
 from .rhythm import Beat, Rhythm
-from .scratch_file import ScratchFile, ScratchPanel, Series
+from .scratch_file import ScratchFile
 
 Tick = Callable[[int], None]
 
@@ -115,7 +109,10 @@ def write_synthetic_trace(
     """
     path = Path(path)
     validate_output(path, force=force, error=TraceError)
-    with ScratchFile(path.absolute().parent) as scratch:
+    with (
+        write_errors(path, error=TraceError),
+        ScratchFile(path.absolute().parent) as scratch,
+    ):
         builder = _Builder(demand, scratch, seed=seed, rhythm=rhythm)
         try:
             builder.draw(rows, tick)
@@ -145,8 +142,7 @@ def synthetic_trace(
     with ScratchFile(folder) as scratch:
         builder = _Builder(demand, scratch, seed=seed, rhythm=rhythm)
         builder.draw(0, None)
-        lazy = builder.trace(source=source)
-        return lazy.select(np.arange(len(lazy.occurrences)))
+        return builder.trace(source=source, loaded=True)
 
 
 def generate_trace(
@@ -235,159 +231,94 @@ class _Builder:
                 f"{demand.iterations} iterations of {scene.ranks} ranks are more: "
                 "lower --iterations or --ranks"
             )
-        self.demand, self.scene, self.seed = demand, scene, seed
-        self.rhythm = rhythm
+        self.demand, self.scene, self.scratch = demand, scene, scratch
+        self.seed, self.rhythm = seed, rhythm
         # contiguous ranks, as Megatron's order has them
         layout = Parallelism(dp=scene.ranks, ep=scene.ep)
         self.groups = [Group(kind="ep", ranks=tuple(g)) for g in layout.groups("ep")]
-        self.frame = _frame(scene, self.groups)
         self.done = 0
-        sites = self.frame.sites
-        self.counts = {
-            n: Series(scratch, np.int32)
-            for n, s in enumerate(sites)
-            if s.operation == ROUTING
-        }
-        self.dropped = {
-            n: Series(scratch, np.int32)
-            for n in (self.counts if scene.capacity else ())
-        }
-        self.times = {
-            (name, n): Series(scratch, np.int64)
-            for name in TIMES
-            for n in range(len(sites) if rhythm is not None else 0)
-        }
         self.step_times: list[Int64] = []
-        at = {(x.layer, x.slot): i for i, x in enumerate(scene.exchanges)}
-        self.exchange = [at[s.layer, s.slot] for s in sites]
 
     def draw(self, rows: int, tick: Tick | None) -> None:
         """Draw all iterations; ``done`` counts those that are whole."""
         beat = None
         if self.rhythm is not None:
-            beat = Beat(self.rhythm, self.scene, self.frame, seed=self.seed)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            beat = Beat(self.rhythm, self.scene, self.trace(), seed=self.seed)
+
+        def write(counts: Int32, times: Sequence[Int64], steps: Int64 | None) -> None:
+            arrays: dict[str, npt.NDArray[Any]] = {"counts": counts.swapaxes(0, 1)}
+            arrays |= dict(zip(TIMES, times, strict=False))
+            self.scratch.append(arrays, self.scene.ep)
+            if steps is not None:
+                self.step_times.append(steps)
+            self.done += len(counts)
+
+        # an interrupt reaches the main thread alone: a block is written as a whole
+        with ThreadPoolExecutor(1) as writer:
+            written: Future[Any] = writer.submit(int)
             for first, counts in self.demand.blocks(rows):
-                work: list[tuple[Series, npt.NDArray[Any]]] = []
-                for number, series in self.counts.items():
-                    members = list(self.groups[self.frame.sites[number].group].ranks)
-                    mine = counts[:, self.exchange[number], members]
-                    work.append((series, mine))
-                    if self.scene.capacity:
-                        over = np.maximum(mine - self.scene.capacity, 0)
-                        work.append((self.dropped[number], over))
-                if beat is not None:
-                    told, steps = beat.block(first, counts)
-                    for name, stack in zip(TIMES, told, strict=True):
-                        for number in range(len(self.frame.sites)):
-                            work.append((self.times[name, number], stack[number]))
-                list(pool.map(lambda pair: pair[0].append(pair[1]), work))
-                if beat is not None:
-                    self.step_times.append(steps)
-                self.done = first + len(counts)
+                times, steps = beat.block(first, counts) if beat else ((), None)
+                written.result()
+                written = writer.submit(write, counts, times, steps)
                 if tick is not None:
-                    tick(self.done)
+                    tick(first + len(counts))
+            written.result()
 
-    def trace(self, *, source: str) -> Trace:
-        """The trace of what is done; its panels are read from the scratch file."""
-        count, frame = self.done, self.frame
-        sites, programs = list(frame.sites), list(frame.programs)
-        groups, order = list(self.groups), _positions(frame)
-        site = np.repeat(np.arange(len(sites), dtype=np.int32), count)
-        iteration = np.tile(np.arange(count, dtype=np.int64), len(sites))
-        of_group = np.array([s.group for s in sites])
-        each = np.array(
-            [order[of_group == g].max(initial=-1) + 1 for g in range(len(groups))]
-        )
-        sequence = iteration * each[of_group[site]] + order[site]
-        sequence[order[site] < 0] = -1
-        occurrences = Occurrences(iteration=iteration, site=site, sequence=sequence)
-        return Trace(
-            meta=_meta(self, source),
-            groups=groups,
-            sites=sites,
-            occurrences=occurrences,
-            panels=self._panels(sites, groups, occurrences),
-            steps=self._steps(),
-            programs=programs,
-            placements=frame.placements,
-        )
+    def trace(self, *, source: str = "", loaded: bool = False) -> Trace:
+        """Build the trace of what is done, read from the scratch file, or loaded."""
+        scene, count = self.scene, self.done
+        every, shape = np.arange(count), (count, scene.ranks, scene.experts)
 
-    def _panels(
-        self, sites: Sequence[Site], groups: Sequence[Group], every: Occurrences
-    ) -> dict[str, Panel]:
-        count = self.done
-        width, experts = self.scene.ep, self.scene.experts
-        panels: dict[str, Panel] = {}
-        for name, rows in Rows(groups, sites, every).expected().items():
-            kind, _, shape = name.partition("_")
-            if kind == "present":
-                panels[name] = _constant(rows, shape, np.uint8, Presence.RECORDED)
-            elif kind in TIMES and self.rhythm is not None and int(shape) == width:
-                here = [n for n, s in enumerate(sites) if _width(s, groups) == width]
-                series = [self.times.get((kind, n)) for n in here]
-                panels[name] = ScratchPanel(series, count, (width,), UNKNOWN_TIME)
-            elif kind in TIMES:
-                panels[name] = _constant(rows, shape, np.int64, UNKNOWN_TIME)
-            else:
-                source = self.counts if kind == "demand" else self.dropped
-                panels[name] = ScratchPanel(
-                    list(source.values()), count, (width, experts)
+        def read(name: str, at: int) -> Panel:
+            panel = self.scratch.panel(name, at, count)
+            return ArrayPanel(panel.read(0, count)) if loaded else panel
+
+        def dropped(demand: Panel) -> Panel:
+            def over(start: int, stop: int) -> Int32:
+                return demand.read(start, stop).clip(scene.capacity) - scene.capacity
+
+            return ComputedPanel(shape, np.int32, over)
+
+        demand = [
+            read("counts", x) if count else constant_panel(shape, np.int32, 0)
+            for x in range(len(scene.exchanges))
+        ]
+        steps = Steps.of_training(
+            every, scene.ranks, tokens=scene.tokens * len(scene.slots)
+        )
+        trace = trace_of_routing(
+            [
+                RoutedLayer(
+                    layer=x.layer,
+                    slot=x.slot,
+                    iteration=every,
+                    demand=copies,
+                    dropped=dropped(copies) if scene.capacity else None,
+                    row_bytes=x.row_bytes,
+                    dtype=x.dtype,
+                    padded=scene.padded,
+                    phases=x.phases,
                 )
-        return panels
-
-    def _steps(self) -> Steps:
-        scene, iterations = self.scene, np.arange(self.done)
-        tokens = scene.tokens * len(scene.slots)
-        steps = Steps.of_training(iterations, scene.ranks, tokens=tokens)
-        if not self.step_times:
-            return steps
-        both = np.concatenate(self.step_times)[: self.done]  # [n, 2, R]
-        return replace(steps, start=both[:, 0].copy(), end=both[:, 1].copy())
-
-
-def _frame(scene: Scenario, groups: Sequence[Group]) -> Trace:
-    """Groups, sites, programs and placement, of one iteration without a token."""
-    # a copy that is dropped says that drops are to be stored
-    shape = (1, scene.ranks, scene.experts)
-    copies = np.full(shape, scene.capacity > 0, np.int32)
-    layers = [
-        RoutedLayer(
-            layer=x.layer,
-            slot=x.slot,
-            iteration=np.zeros(1, np.int64),
-            demand=copies,
-            dropped=copies if scene.capacity else None,
-            row_bytes=x.row_bytes,
-            dtype=x.dtype,
-            padded=scene.padded,
-            phases=x.phases,
+                for x, copies in zip(scene.exchanges, demand, strict=True)
+            ],
+            groups=self.groups,
+            placements=contiguous_placement(self.groups, scene.layers, scene.experts),
+            meta=_meta(self, source),
+            steps=steps,
         )
-        for x in scene.exchanges
-    ]
-    return trace_of_routing(
-        layers,
-        groups=groups,
-        placements=contiguous_placement(groups, scene.layers, scene.experts),
-        meta=Meta(world=scene.ranks),
-        steps=Steps.of_training(np.zeros(1, np.int64), scene.ranks),
-        kind=Trace,
-    )
-
-
-def _positions(frame: Trace) -> Int64:
-    """Which collective of its group's iteration each site is, -1 for none."""
-    out = np.full(len(frame.sites), -1, np.int64)
-    out[frame.occurrences.site] = frame.occurrences.sequence
-    return out
-
-
-def _constant(rows: int, width: str, dtype: npt.DTypeLike, value: int) -> Panel:
-    return ArrayPanel(np.broadcast_to(np.array(value, dtype), (rows, int(width))))
-
-
-def _width(site: Site, groups: Sequence[Group]) -> int:
-    return len(groups[site.group].ranks)
+        if not self.step_times:
+            return trace
+        both = np.concatenate(self.step_times)[:count]  # [n, 2, R]
+        panels = dict(trace.panels)
+        for name in panels:
+            table, _, column = name.partition("/")
+            if column in TIMES:
+                sites = [n for n, t in enumerate(trace.table_of_site) if t == table]
+                panels[name] = stacked([read(column, n) for n in sites])
+        return trace.replaced(
+            panels=panels,
+            steps=replace(steps, start=both[:, 0].copy(), end=both[:, 1].copy()),
+        )
 
 
 def _meta(builder: _Builder, source: str) -> Meta:

@@ -17,14 +17,7 @@ import numpy as np
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
-from moetraffic.trace import (
-    ALL_TO_ALL,
-    ROUTING,
-    UNKNOWN_TIME,
-    Site,
-    Trace,
-    WireForm,
-)
+from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Site, Trace
 
 from .exporter import ExportOptions
 
@@ -103,11 +96,10 @@ def select_calls(
     lost: list[str] = []
     if only == ALL_TO_ALL and not (options.phase or options.unnamed):
         every = _with_a_phase(trace, every, lost)
-    unseen = np.array([s.wire == WireForm.UNKNOWN for s in trace.sites], bool)
-    if len(every) and unseen[sites[every]].any():
-        gone = int(unseen[sites[every]].sum())
-        lost.append(f"{gone} calls with unknown bytes are left out")
-        every = every[~unseen[sites[every]]]
+    unseen = trace.occurrences.matrix[every] < 0
+    if unseen.any():
+        lost.append(f"{int(unseen.sum())} calls with unknown bytes are left out")
+        every = every[~unseen]
     whole = np.sort(trace.complete(every))
     if len(whole) < len(every):
         lost.append(
@@ -186,9 +178,7 @@ def by_width(trace: Trace, occurrences: Int64) -> Iterator[Int64]:
     Each group is in trace order, so that each chunk of a panel is read once.
     """
     order = np.argsort(occurrences, kind="stable")
-    widths = np.array([len(g.ranks) for g in trace.groups], np.int64)
-    group = np.array([s.group for s in trace.sites], np.int64)
-    mine = widths[group[trace.occurrences.site[occurrences]]]
+    mine = trace.width[trace.occurrences.site[occurrences]]
     for width in np.unique(mine):
         yield order[mine[order] == width]
 

@@ -27,7 +27,6 @@ from typing import Any
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
-from moetraffic.trace.provenance import source_name
 
 from .call_selection import counted, select_calls, site_name
 from .exporter import Exporter, ExportOptions
@@ -158,13 +157,8 @@ def _nodes(
         node.attribute("comm_dst", INT32, destination)
         node.attribute("comm_tag", INT32, call.number)
         own.append(node)
-    sources = ", ".join(
-        f"{name} {source_name(s)}"
-        for name, s in zip(("layer", "phase", "direction"), site.sources, strict=True)
-    )
     for node in own:
-        if any(site.sources):
-            node.attribute("sources", STRING, sources)
+        node.attribute("source", STRING, site.source.name.lower())
         begin = call.issue_ns if options.pace == "captured" else UNKNOWN_TIME
         node.times(begin, call.duration_ns)
     state.before = [n.id for n in own] or [gap.id]

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moetraffic.errors import TraceError
-from moetraffic.spelling import check_choice
-from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.hdf5.durable import (
+from moetraffic.files import (
     remove_folder,
     sync_folder,
     validate_folder,
     validate_output,
     write_errors,
 )
+from moetraffic.spelling import check_choice
+from moetraffic.trace import PHASES, Trace
 
 CONTENTS = ("wire", "demand")
 PACES = ("captured", "asap")

@@ -17,13 +17,6 @@ import numpy.typing as npt
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError, install_command
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Source, Trace
-from moetraffic.trace.provenance import (
-    recorded,
-    site_sources,
-    source_counts,
-    source_name,
-    step_sources,
-)
 
 from .call_selection import AT_ONCE, find, other_operations, select_calls
 from .exporter import Exporter, ExportOptions
@@ -42,7 +35,7 @@ def _selected(trace: Trace, options: ExportOptions) -> tuple[Int64, list[str]]:
                 "a table of demand needs routing, but none that fits was seen: capture "
                 "the router, or export what was sent"
             )
-        if any(site.choices for site in trace.sites):
+        if any(site.token_sample for site in trace.sites):
             lost.append("experts of sampled tokens are left out")
         return found, lost
     chosen = select_calls(trace, replace(options, unnamed=True), only=ALL_TO_ALL)
@@ -51,8 +44,7 @@ def _selected(trace: Trace, options: ExportOptions) -> tuple[Int64, list[str]]:
 
 def _blocks(trace: Trace, found: Int64) -> Iterator[Columns]:
     """Iterate over the table rows of routings or all-to-alls, site by site."""
-    stated = recorded(source_counts(trace))
-    names = np.array([source_name(s) for s in Source])
+    names = np.array([source.name.lower() for source in Source])
     for number in np.unique(trace.occurrences.site[found]).tolist():
         site, group = trace.sites[number], trace.groups[trace.sites[number].group]
         ranks, routes = np.array(group.ranks, np.int64), site.operation == ROUTING
@@ -87,10 +79,9 @@ def _blocks(trace: Trace, found: Int64) -> Iterator[Columns]:
                 block["dropped"] = None
             else:
                 block["dropped"] = trace.dropped(part).astype(np.int64).reshape(-1)
-            if stated:
-                block |= site_sources(site)
-                steps = names[step_sources(trace, iteration)]
-                block["step_source"] = np.repeat(steps, len(ranks) * len(others))
+            block["call_source"] = site.source.name.lower()
+            steps = names[trace.steps.sources(iteration)]
+            block["step_source"] = np.repeat(steps, len(ranks) * len(others))
             yield block
 
 

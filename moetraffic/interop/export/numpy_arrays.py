@@ -55,7 +55,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
         _add(archive, "step_iteration", trace.steps.iteration)
         _add(archive, "step_loss", trace.steps.loss)
         _add(archive, "step_source", trace.steps.source)
-    if any(site.choices for site in trace.sites):
+    if any(site.token_sample for site in trace.sites):
         lost.append("experts of sampled tokens are left out")
     return [*lost, *other_operations(trace), "where experts lie is left out"]
 
@@ -63,7 +63,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 def _add_calls(archive: zipfile.ZipFile, trace: Trace, found: Int64) -> None:
     """Write all-to-alls of one size, or routings also of one number of experts."""
     sites = [trace.sites[s] for s in trace.occurrences.site[found]]
-    width = trace.common_size(found)
+    width = trace.size(int(found[0]))
     read: Callable[[Int64], npt.NDArray[Any]] = trace.wire
     name, columns, dtype = f"wire_{width}", width, "<i8"
     if sites[0].operation == ROUTING:
@@ -77,9 +77,7 @@ def _add_calls(archive: zipfile.ZipFile, trace: Trace, found: Int64) -> None:
     _add(archive, f"{name}_layer", np.array([s.layer for s in sites], np.int64))
     _add(archive, f"{name}_micro_batch", np.array([s.slot for s in sites], np.int64))
     _add(archive, f"{name}_ranks", trace.members(found))
-    for column in ("layer_source", "phase_source", "direction_source"):
-        values = np.array([getattr(s, column) for s in sites], np.uint8)
-        _add(archive, f"{name}_{column}", values)
+    _add(archive, f"{name}_source", np.array([s.source for s in sites], np.uint8))
     if sites[0].operation == ROUTING:
         return
     for column in ("phase", "direction", "label"):

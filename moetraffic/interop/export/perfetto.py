@@ -25,7 +25,6 @@ from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
-from moetraffic.trace.provenance import site_sources
 
 from .call_selection import CallSelection, by_width, counted, issue_times, select_calls
 from .exporter import Exporter, ExportOptions
@@ -204,7 +203,7 @@ def _slice(
         "layer": site.layer,
         "micro-batch": site.slot,
         "direction": site.direction or "unknown",
-        **site_sources(site),
+        "source": site.source.name.lower(),
         "group": list(call.group.ranks),
         "bytes to others": sent,
         "bytes from others": received,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.arrays import Int64
-from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Group, Site, Trace
+from moetraffic.trace import UNKNOWN_TIME, Group, Site, Trace
 
 from .call_selection import AT_ONCE, CallSelection, by_width
 
@@ -105,10 +105,9 @@ def _blocks(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, int]]:
 
 def _read(trace: Trace, occurrences: Int64) -> dict[int, tuple[Int64, Int64, Int64]]:
     """Read bytes, issue and end times of a block of calls at once, by occurrence."""
-    square = np.array([s.operation == ALL_TO_ALL for s in trace.sites], bool)
     found: dict[int, tuple[Int64, Int64, Int64]] = {}
     for at in by_width(trace, occurrences):
-        alike = square[trace.occurrences.site[occurrences[at]]]
+        alike = trace.square[trace.occurrences.site[occurrences[at]]]
         for read, asked in ((trace.wire, alike), (trace.volume, ~alike)):
             these = occurrences[at][asked]
             if len(these):

@@ -101,7 +101,7 @@ def export_trace(
     --------
     >>> from tempfile import TemporaryDirectory
     >>> from moetraffic.data import path
-    >>> with TemporaryDirectory() as folder, Trace.open(path("golden-v1.h5")) as trace:
+    >>> with TemporaryDirectory() as folder, Trace.open(path("golden.h5")) as trace:
     ...     one = ExportOptions(iterations=range(5, 6), layers=(3,), phase="dispatch")
     ...     done = export_trace(trace, f"{folder}/run.cm", "htsim", options=one)
     ...     print(done.files[0].read_text().splitlines()[0], len(done.lost) > 0)

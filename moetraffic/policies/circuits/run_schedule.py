@@ -95,8 +95,7 @@ def circuits(
         else:
             spaced = np.linspace(0, len(mine) - 1, min(matrices, len(mine)))
             wire = trace.wire(mine[np.rint(spaced).astype(np.int64)])
-        for one in wire:
-            np.fill_diagonal(one, 0)
+        wire = wire * ~np.eye(wire.shape[1], dtype=bool)
         found.append(
             CircuitPlan(
                 layer=at,

@@ -12,8 +12,8 @@ from moetraffic.policies.policy import View
 from moetraffic.policies.service.packet_network import PacketNetwork
 from moetraffic.policies.service.relays import Hops
 from moetraffic.trace import ALL_TO_ALL, Trace
-from moetraffic.trace.dispatchers import redispatch
 from moetraffic.trace.model import ROUTING
+from moetraffic.trace.what_if.dispatchers import redispatch
 
 from .rails import by_rail
 
@@ -85,7 +85,7 @@ def with_distinct_tokens(
         As :func:`distinct_tokens` does for the ranks of hosts.
     """
     routed = [site for site in trace.sites if site.operation == ROUTING]
-    sampled = trace.meta.k == 1 or all(site.choices for site in routed)
+    sampled = trace.meta.k == 1 or all(site.token_sample for site in routed)
     if network.distinct is not None or not routed or not sampled:
         return network
     share = distinct_tokens(trace, network.rank_grid(), phase=phase)

@@ -17,8 +17,8 @@ from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError, Trace
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.report.chart import picture_format
 from moetraffic.trace import PHASES, Trace
-from moetraffic.trace.consistency import MOST_CHOICES
 from moetraffic.trace.iterations import iteration_range, layer_numbers
+from moetraffic.trace.model import MOST_TOKEN_SAMPLE
 from moetraffic.units import byte_count
 
 T = TypeVar("T")
@@ -193,7 +193,7 @@ TokenSample = Annotated[
         "rank, for co-activation and hosts per token.",
         "--token-sample",
         min=0,
-        max=MOST_CHOICES,
+        max=MOST_TOKEN_SAMPLE,
     ),
 ]
 

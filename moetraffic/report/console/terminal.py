@@ -23,10 +23,10 @@ from rich.console import (
 from rich.segment import Segment
 
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
+from moetraffic.files import remedy
 from moetraffic.fitting import indented
 from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.text import LOG_WIDTH, visible
-from moetraffic.trace.hdf5.durable import remedy
 
 from . import configuration
 

@@ -17,11 +17,11 @@ from typing import Any
 from moetraffic import __version__
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import TOPOLOGIES, Network, load_fabric
+from moetraffic.files import validate_output, write_text
 from moetraffic.report.chart import Missing
 from moetraffic.tables import Table, plain
 from moetraffic.text import html_text as escape
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import validate_output, write_text
 
 from .content import Content, Section, content
 from .matrices import Matrices

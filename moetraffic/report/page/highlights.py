@@ -18,7 +18,7 @@ from moetraffic.report.results.watch import WITHOUT_WAITING
 from moetraffic.report.summary.answer import conclusions
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
-from moetraffic.trace.provenance import schedule_remarks, source_clause
+from moetraffic.trace.provenance import source_clause
 from moetraffic.units import byte_size, duration
 
 UNRECORDED = {
@@ -112,8 +112,9 @@ def run_in_words(trace: Trace, analysis: Analysis) -> list[str]:
     lines = conclusions(analysis)
     lines.append(f"{about_run(trace)}; the trace is {complete}.")
     if meta.schedule:
-        found = "; ".join(schedule_remarks(meta.schedule))
-        lines.append(f"Steps, layers and phases: {found}.")
+        lines.append(f"Steps, layers and phases: {meta.schedule}.")
+    if meta.contradiction:
+        lines.append(f"Rows sent: {meta.contradiction}.")
     if clause := source_clause(trace):
         lines.append(f"Sources: {clause}.")
     return lines

@@ -9,25 +9,12 @@ import numpy as np
 
 from moetraffic.report.summary.layer_lists import dropped_copies
 from moetraffic.tables import Table, tables_of
-from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
+from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.clock import error_ns
-from moetraffic.trace.model import FEWER_ROWS, REPEATED, ROWS_DIFFER, Meta
-from moetraffic.trace.provenance import (
-    SOURCES,
-    recorded,
-    schedule_remarks,
-    site_sources,
-    source_counts,
-)
+from moetraffic.trace.model import REPEATED, Meta
+from moetraffic.trace.provenance import SOURCES, source_counts
 from moetraffic.trace.totals import all_to_all_bytes, dropped_share
 from moetraffic.units import byte_size, rank_span
-
-FORMS = {
-    WireForm.UNKNOWN: "not seen",
-    WireForm.CONSTANT: "constant",
-    WireForm.DEMAND: "= (demand - dropped) x row bytes",
-    WireForm.STORED: "stored",
-}
 
 
 def overview(trace: Trace, path: Path) -> dict[str, Any]:
@@ -57,16 +44,19 @@ def _sites(trace: Trace) -> list[dict[str, Any]]:
     return [
         {
             **{name: getattr(site, name) for name in fields},
-            **site_sources(site),
+            "source": site.source.name.lower(),
             "layer": site.layer if site.layer >= 0 else None,
             "group": f"{group.kind} {rank_span(group.ranks)}",
             "row_bytes": site.row_bytes,
-            "sampled_tokens": site.choices,
+            "sampled_tokens": site.token_sample,
             "occurrences": count,
-            "wire": FORMS[site.wire] if site.operation != ROUTING else "",
-            "wire_checked": site.wire_checked,
+            "wire": ""
+            if site.operation == ROUTING
+            else ("known" if known else "not seen"),
         }
-        for site, count in zip(trace.sites, counts.tolist(), strict=True)
+        for site, count, known in zip(
+            trace.sites, counts.tolist(), trace.has_bytes.tolist(), strict=True
+        )
         for group in (trace.groups[site.group],)
     ]
 
@@ -80,10 +70,6 @@ def _losses(trace: Trace) -> dict[str, float | None]:
     return {"first": float(means[0]), "last": float(means[-1])}
 
 
-WIRE_WORDS = {"not seen": "not observed", "stored": "varies, recorded per call"}
-"""Names of wire forms in tables, where they differ from the plain data."""
-
-
 def sentence(trace: Trace, path: Path) -> str:
     """Summarize the trace of a file: completeness, iterations, layers and bytes."""
     layers, iterations = len(trace.layers), len(trace.iterations)
@@ -92,12 +78,12 @@ def sentence(trace: Trace, path: Path) -> str:
     beside, _ = all_to_all_bytes(trace, other)
     kinds = " and ".join(sorted(set(trace.steps.kind) - {"train"}))
     dropped = dropped_share(trace)
-    wires = {s.wire for s in trace.sites if s.operation == ALL_TO_ALL}
+    known = trace.has_bytes[trace.square]
     sent = (
         f"no all-to-alls{_no_exchange(trace)}"
-        if not wires
+        if not len(known)
         else "bytes of its all-to-alls unknown"
-        if WireForm.UNKNOWN in wires and not whole + beside
+        if not known.all() and not whole + beside
         else f"{byte_size(whole)} sent by all-to-alls in training, of which rank-local "
         f"(self) traffic: {byte_size(kept)}"
     )
@@ -108,7 +94,7 @@ def sentence(trace: Trace, path: Path) -> str:
         + f"{trace.meta.world} ranks; {sent}"
         + (f"; {byte_size(beside)} more in {kinds} steps" if beside else "")
         + ("" if dropped is None else f"; {dropped_copies([dropped])}")
-        + (": see rows sent" if FEWER_ROWS in trace.meta.schedule else "")
+        + ("; rows sent contradict the routing" if trace.meta.contradiction else "")
         + "."
     )
 
@@ -122,8 +108,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     """
     meta = trace.meta
     file = [] if path is None else [byte_size(path.stat().st_size)]
-    counts = source_counts(trace)
-    stated, error_us = recorded(counts), error_ns(trace.clocks) / 1e3
+    error_us = error_ns(trace.clocks) / 1e3
     file += [
         "complete" if meta.complete else "incomplete, see below",
         *([f"clock error {error_us:.1f} us"] if len(trace.clocks) else []),
@@ -137,9 +122,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
             if value
         )
         or "made by unknown software",
-        *([] if stated else ["sources not recorded (trace format before 1.1)"]),
     ]
-    remarks = schedule_remarks(meta.schedule)
     layers = [
         ", ".join(map(str, trace.layers)) or "unknown",
         f"token sample: {sample}" if (sample := _sample(trace)) else "",
@@ -169,28 +152,25 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
             else ""
         ),
         f"MoE layer{'s' * (len(trace.layers) != 1)}": "; ".join(filter(None, layers)),
-        "inference": "; ".join(r for r in remarks if ROWS_DIFFER not in r),
-        "rows sent": "; ".join(r for r in remarks if ROWS_DIFFER in r),
+        "inference": meta.schedule,
+        "rows sent": meta.contradiction,
         "file": "; ".join(file),
     }
     notes = [f"inferred: {meta.inferred}"] if meta.inferred else []
     notes += [f"missing: {part}" for part in meta.missing.split("; ") if part]
     by_source = Table(
-        title="Sources of layers, phases, directions and steps",
+        title="Sources of layers, phases and steps",
         columns=dict.fromkeys(["of", *SOURCES], "") | {"of": "<"},
-        rows=[
-            (what if "steps" in what else f"{what} of calls", *n.values())
-            for what, n in counts.items()
-        ],
+        rows=[(what, *n.values()) for what, n in source_counts(trace).items()],
     )
-    names = ("layer", "call", "call index", "group", "row bytes", "count", "wire bytes")
+    names = ("layer", "call", "call index", "group", "row bytes", "count", "wire")
     return [
         Table(
             title=trace.name if path is None else "",
             rows=[pair for pair in facts.items() if pair[1]],
             notes=notes,
         ),
-        *([by_source] if stated else []),
+        by_source,
         Table(
             columns=dict.fromkeys(names, "") | {"layer": "<"},
             rows=_site_rows(trace),
@@ -217,7 +197,7 @@ def _site_rows(trace: Trace) -> list[tuple[object, ...]]:
                 groups.pop() if len(groups) == 1 else f"{kind}, {len(groups)} groups",
                 row_bytes or None,
                 sum(s["occurrences"] for s in sites),
-                WIRE_WORDS.get(wire, wire),
+                wire,
             )
         )
     return rows
@@ -225,7 +205,7 @@ def _site_rows(trace: Trace) -> list[tuple[object, ...]]:
 
 def _sample(trace: Trace) -> str:
     """Describe the tokens whose experts are recorded; "" if there are none."""
-    numbers = {site.choices for site in trace.sites} - {0}
+    numbers = {site.token_sample for site in trace.sites} - {0}
     if not numbers:
         return ""
     most = max(numbers)

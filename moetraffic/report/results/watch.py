@@ -13,9 +13,9 @@ from prometheus_client import Metric, generate_latest
 
 from moetraffic.analysis.skew.collapse import COLLAPSED, STARVED
 from moetraffic.arrays import Float64
+from moetraffic.files import write_errors, write_whole
 from moetraffic.report.chart import Axis, Chart, Panel, Series
 from moetraffic.tables import Table, tables_of
-from moetraffic.trace.hdf5.durable import write_errors, write_whole
 from moetraffic.trace.model import Source
 from moetraffic.units import byte_size, duration, rank_span
 from moetraffic.watch import LayerSnapshot, Snapshot

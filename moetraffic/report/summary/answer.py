@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.claim import LEVEL
-from moetraffic.trace.model import FEWER_ROWS
 
 from .claim_words import TOPICS, known_experts, of_ranks
 from .layer_lists import layers_of, range_of
@@ -99,18 +98,19 @@ def _data(analysis: Analysis) -> Line:
     noisy = [e for e in every if "demand" not in e.unchanging]
     corrected = any(c.stated and c.name in of_cv for e in noisy for c in e.claims)
     figures = known_figures(every)
-    notes = "".join(f"; {note}" for note in about_data(analysis.notes))
+    notes = "".join(f"; {note}" for note in about_data(analysis))
     text = (
         f"{lacks}{layers_of([e.layer for e in every])}"
         + (f" on {groups} groups" if groups > 1 else "")
         + f"; {range_of(number, ',.0f')} iteration{'s' * (number != [1])}"
         + (f", {left:,} left out as incomplete" if left else "")
+        + (f"; {analysis.gaps}" if analysis.gaps else "")
         + (
             ""
             if known_experts(analysis)
             else f"; loads of experts unknown: {of_ranks(every)}"
         )
-        + (f"; {drops_of(figures)}" if figures and FEWER_ROWS not in notes else "")
+        + (f"; {drops_of(figures)}" if figures else "")
         + f"; each statement is tested against chance (p < {LEVEL:g}) unless measured"
         + "; CVs are corrected for sampling noise" * corrected
         + notes

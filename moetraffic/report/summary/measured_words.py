@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from moetraffic.analysis import ExchangeAnalysis
+from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.exchange import BEYOND
 from moetraffic.analysis.skew.capacity import QUANTILE, RULES, LoadFigures
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
-from moetraffic.trace.model import FEWER_ROWS, REPEATED, ROWS_DIFFER
+from moetraffic.trace.model import REPEATED
 from moetraffic.units import rank_span
 
 from .layer_lists import dropped_copies, range_of, some_layers
@@ -20,16 +19,12 @@ from .layer_lists import dropped_copies, range_of, some_layers
 SHORT = 40
 """Characters of a list of starved experts, above which they are counted."""
 
-_CAUSES = re.compile(r"\)?: possible causes are .* of the layer( \()?")
 
-
-def about_data(notes: Sequence[str]) -> list[str]:
-    """List the notes that qualify all conclusions; their causes are in the tables."""
-    return [
-        "share of dropped token copies unknown: " * (FEWER_ROWS in note)
-        + _CAUSES.sub(lambda cut: "; " if cut[1] else ")", note)
-        for note in notes
-        if any(part in note for part in (BEYOND, REPEATED, ROWS_DIFFER))
+def about_data(analysis: Analysis) -> list[str]:
+    """List what qualifies all conclusions; possible causes are in the tables."""
+    differing, _, _ = analysis.contradiction.partition(": possible causes")
+    return [differing] * bool(differing) + [
+        note for note in analysis.notes if BEYOND in note or REPEATED in note
     ]
 
 

@@ -179,9 +179,13 @@ def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Recor
             group = groups.get(site.layer)
             if name >= 0:
                 phase, layer, label = naming.names[name]
-                source = site.layer_source if site.layer >= 0 else Source.INFERRED
-                site = replace(site, phase=phase, layer=layer, label=label)
-                site = site.with_sources(source, Source.INFERRED, site.direction_source)
+                site = replace(
+                    site,
+                    phase=phase,
+                    layer=layer,
+                    label=label,
+                    source=Source.INFERRED,
+                )
             elif (
                 _unbound(site, record) and group and group != record.groups[site.group]
             ):
@@ -297,7 +301,7 @@ def _infer_kinds(record: Record) -> Record:
         ("evaluation", lacking & shown & ~recorded),
         ("skipped", lacking & ~with_calls(slice(None))),
     ):
-        steps["kind"][changed], steps["kind_source"][changed] = kind, Source.INFERRED
+        steps["kind"][changed], steps["source"][changed] = kind, Source.INFERRED
     return replace(record, steps=steps)
 
 
@@ -341,10 +345,8 @@ def _with_inferred_steps(
                 span = (times.min(), times.max()) if len(times) else (UNKNOWN_TIME,) * 2
                 kind = found.kinds[number]
                 last = mine["segment"][-1]
-                sources = (Source.INFERRED, Source.INFERRED)
-                rows.append(
-                    (number, np.nan, -1, *span, *sources, kind, calls.rank, last)
-                )
+                source = Source.INFERRED
+                rows.append((number, np.nan, -1, *span, source, kind, calls.rank, last))
     return replace(
         record, events=events, steps=np.array(rows, RANK_STEP), continued=continued
     )

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from moetraffic.arrays import Int64
-from moetraffic.trace.rows import count_equal
+from moetraffic.trace.panel import count_equal
 
 from .calls import Calls
 from .evidence import contradicted

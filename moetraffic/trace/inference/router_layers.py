@@ -56,7 +56,7 @@ def with_annotated_layers(record: Record) -> tuple[Record, str]:
         for number in np.unique(called).tolist():
             site = record.sites[number]
             layer = layers.get(site.layer, site.layer)
-            if site.layer_source != Source.LINKED or layer == site.layer:
+            if site.source != Source.LINKED or layer == site.layer:
                 continue
             if site.operation == ROUTING:
                 moved.add((site.group, site.layer, layer))
@@ -110,7 +110,7 @@ def _role(site: Site) -> int:
     """Return what a call shows of the layers: ROUTED, ANNOTATED, HOOKED or 0."""
     if site.layer < 0 or site.direction in AGAIN:
         return 0
-    linked = site.layer_source == Source.LINKED
+    linked = site.source == Source.LINKED
     if site.operation == ROUTING:
         return ROUTED if linked else 0
     if site.operation != ALL_TO_ALL:

@@ -13,10 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-from moetraffic.arrays import Bool, Int64, UInt8
+from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import CaptureError
-from moetraffic.trace.choices import resized
+from moetraffic.trace.choices import ExpertIds, expert_ids, resized, unpack
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Group, Occurrences, Site
+from moetraffic.trace.order import merged
 from moetraffic.trace.segments.record import Record, Table
 from moetraffic.trace.segments.segment import Segment
 
@@ -65,11 +66,11 @@ class Events:
         out[mine["occurrence"] - first, mine["member"]] = values
         return out
 
-    def choices(self, number: int) -> UInt8 | None:
-        """Arrange the choices of a routing site's events by occurrence and member.
+    def chosen(self, number: int) -> ExpertIds | None:
+        """Arrange the sampled tokens of a routing site by occurrence and member.
 
-        They are ``[n, W, S, B]`` bit sets of the experts of sampled tokens; None where
-        no rank recorded any.
+        They are ``[n, W, S, k]`` ids of their experts, -1 for none; None where no rank
+        recorded any.
         """
         experts = self.sites[number].experts
         first, last = np.searchsorted(self.table["site"], [number, number + 1])
@@ -90,7 +91,7 @@ class Events:
                 here = mine[mine["segment"] == segment]
                 at = here["occurrence"] - first, here["member"]
                 out[at] = resized(bits[here["payload"]], tokens)
-        return out if out.any() else None
+        return expert_ids(unpack(out, experts)) if out.any() else None
 
 
 def assemble_events(record: Record) -> Events:
@@ -103,14 +104,14 @@ def assemble_events(record: Record) -> Events:
         return_index=True,
         return_inverse=True,
     )
-    # sites are numbered by their first event in the table
-    rank_of = np.empty(len(pairs), np.int64)
-    rank_of[np.argsort(first)] = np.arange(len(pairs))
+    order = _program_order(record, table, site, np.argsort(first))
+    number = np.empty(len(pairs), np.int64)
+    number[order] = np.arange(len(pairs))
     sites = [
         replace(record.sites[table["site"][at]], slot=int(slots[at]))
-        for at in np.sort(first)
+        for at in first[order]
     ]
-    table["site"] = rank_of[site]
+    table["site"] = number[site]
     table = table[np.lexsort((table["member"], table["iteration"], table["site"]))]
     pairs = table[["site", "iteration"]]
     new = np.append(True, pairs[1:] != pairs[:-1])[: len(table)]
@@ -123,9 +124,31 @@ def assemble_events(record: Record) -> Events:
             iteration=table["iteration"][new],
             site=table["site"][new],
             sequence=table["sequence"][new],
+            matrix=np.full(int(new.sum()), -1),
+            transposed=np.zeros(int(new.sum()), bool),
         ),
         segments=record.segments,
     )
+
+
+def _program_order(record: Record, table: Table, site: Int64, first: Int64) -> Int64:
+    """Order sites as all ranks call them in their last step of every kind, ``[S]``.
+
+    ``site`` is the site of each event, ``first`` all sites by their first event.
+    """
+    columns = (record.steps[name].tolist() for name in ("iteration", "kind"))
+    kind_of = dict(zip(*columns, strict=True))
+    sequences: list[Int64] = []
+    for rank in np.unique(table["rank"]).tolist():
+        mine = np.flatnonzero(table["rank"] == rank)
+        iterations = np.unique(table["iteration"][mine]).tolist()
+        last = {kind_of.get(number, ""): number for number in iterations}
+        for number in last.values():
+            here = mine[table["iteration"][mine] == number]
+            calls = site[here[np.argsort(table["issue"][here], kind="stable")]]
+            sequences.append(calls[np.sort(np.unique(calls, return_index=True)[1])])
+    order = merged(sequences)
+    return np.concatenate([order, first[~np.isin(first, order)]])
 
 
 def _validate_one_capture(record: Record) -> None:

@@ -3,8 +3,7 @@
 1. Join the events of all ranks (``segments.record``), infer what is not annotated
    (``inference``), and assemble occurrences (``assembly``).
 2. Fill the panels: presence, times, demand.
-3. Check the bytes of each site, and store them in the most compact form
-   (``wire_encoding``).
+3. Join and check the bytes of each call (``reconcile``).
 
 Calls that a killed rank did not record are marked as absent.
 """
@@ -21,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import CaptureError, TraceError
-from moetraffic.trace.hdf5.durable import SEGMENTS, remove_folder
+from moetraffic.files import SEGMENTS, remove_folder
+from moetraffic.trace.choices import padded
 from moetraffic.trace.inference.inference import infer_schedule
 from moetraffic.trace.model import (
     ROUTING,
@@ -33,28 +32,26 @@ from moetraffic.trace.model import (
     DroppedForm,
     Meta,
     Presence,
-    Program,
     Site,
     Source,
     Steps,
 )
 from moetraffic.trace.panel import ArrayPanel, Panel
-from moetraffic.trace.rows import TIMES
 from moetraffic.trace.segments.record import Record, gather_record
 from moetraffic.trace.segments.segment import (
     PATTERN,
-    STEP_SOURCES,
     Segment,
     read_segment,
     segment_path,
 )
 from moetraffic.trace.segments.store import RANKS, RECORDS, recording
-from moetraffic.trace.trace import Trace
+from moetraffic.trace.storage import table_of
+from moetraffic.trace.trace import TIMES, Trace
 
 from .assembly import Events, assemble_events
+from .reconcile import with_bytes
 from .row_counts import differing_rows
 from .virtual_ranks import trace_of_shards
-from .wire_encoding import encode_bytes
 
 MOST_CELLS = 1 << 20  # steps x ranks accepted without check
 MOST_ABSENT = 64  # largest accepted ratio of cells to recorded cells
@@ -150,7 +147,6 @@ def merge_segments(
 def _merged(record: Record, *, recover: bool) -> tuple[Trace, list[str]]:
     """Convert a record to a trace, and list its contradictions."""
     events = assemble_events(record)
-    steps = _steps(record)
     panels, sites = _panels(events)
     draft = Trace(
         meta=_derived(record.meta, events),
@@ -158,14 +154,13 @@ def _merged(record: Record, *, recover: bool) -> tuple[Trace, list[str]]:
         sites=sites,
         occurrences=events.occurrences,
         panels=panels,
-        steps=steps,
-        programs=_programs(events, steps),
+        steps=_steps(record),
         placements=record.placements,
         clocks=np.unique(np.concatenate([s.clocks for s in record.segments])),
     )
-    trace, wrong = encode_bytes(draft, events, recover=recover)
-    schedule = "; ".join(filter(None, (trace.meta.schedule, *differing_rows(trace))))
-    return trace.replaced(meta=replace(trace.meta, schedule=schedule)), wrong
+    trace, wrong = with_bytes(draft, events, recover=recover)
+    contradiction = differing_rows(trace)
+    return trace.replaced(meta=replace(trace.meta, contradiction=contradiction)), wrong
 
 
 def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
@@ -399,63 +394,55 @@ def _steps(record: Record) -> Steps:
     }
     for name, column in columns.items():
         column[row, table["rank"]] = table[name]
-    for name in STEP_SOURCES:
-        columns[name] = np.full(len(iterations), max(Source), np.uint8)
-        np.minimum.at(columns[name], row, table[name])
+    columns["source"] = np.full(len(iterations), max(Source), np.uint8)
+    np.minimum.at(columns["source"], row, table["source"])
     return Steps(iteration=iterations, kind=tuple(kinds.tolist()), **columns)
 
 
-def _programs(events: Events, steps: Steps) -> list[Program]:
-    """Return each rank's order of call sites in its last step of every kind."""
-    table, programs = events.table, []
-    for rank in np.unique(table["rank"]):
-        mine = table[table["rank"] == rank]
-        for kind in sorted(set(steps.kind)):
-            of_kind = steps.iteration[[k == kind for k in steps.kind]]
-            here = mine[np.isin(mine["iteration"], of_kind)]
-            if not len(here):
-                continue
-            last = here[here["iteration"] == here["iteration"].max()]
-            order = np.argsort(last["issue"], kind="stable")
-            programs.append(
-                Program(
-                    rank=int(rank), kind=kind, sites=tuple(last["site"][order].tolist())
-                )
-            )
-    return programs
-
-
 def _panels(events: Events) -> tuple[dict[str, Panel], list[Site]]:
-    """Build the presence, time and routing panels; mark drops and choices of sites."""
-    table, every, width = events.table, events.occurrences, events.width
-    sites = list(events.sites)
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
-    for w in np.unique(width).tolist():
-        of = np.flatnonzero(width[every.site] == w)
-        mine = table[width[table["site"]] == w]
+    """Build the presence, time and routing panels; mark drops and samples of sites."""
+    table, every = events.table, events.occurrences
+    sites, width = list(events.sites), events.width
+    names = np.array([table_of(site, events.groups) for site in sites])
+    panels: dict[str, Panel] = {}
+    for name in np.unique(names).tolist():
+        of = np.flatnonzero(names[every.site] == name)
+        mine = table[names[table["site"]] == name]
         cells = (np.searchsorted(of, mine["occurrence"]), mine["member"])
-        present = np.full((len(of), w), Presence.ABSENT, np.uint8)
+        shape = (len(of), int(width[names == name][0]))
+        present = np.full(shape, Presence.ABSENT, np.uint8)
         present[cells] = Presence.RECORDED
-        parts[f"present_{w}"] = [present]
-        for name in TIMES:
-            times = np.full((len(of), w), UNKNOWN_TIME, np.int64)
-            times[cells] = mine[name]
-            parts[f"{name}_{w}"] = [times]
-    for number, site in enumerate(sites):
-        if site.operation == ROUTING:
+        panels[f"{name}/present"] = ArrayPanel(present)
+        for column in TIMES if name.startswith("call") else TIMES[:1]:
+            times = np.full(shape, UNKNOWN_TIME, np.int64)
+            times[cells] = mine[column]
+            panels[f"{name}/{column}"] = ArrayPanel(times)
+        routings = [
+            n for n in np.flatnonzero(names == name).tolist() if name[:4] != "call"
+        ]
+        demand, dropped, chosen = [], [], []
+        for number in routings:
             routed = events.payload(number).astype(np.int32)
-            dropped = routed[:, :, 1]
-            form = DroppedForm.STORED if dropped.any() else DroppedForm.NONE
-            if (dropped < 0).any():
+            lost = routed[:, :, 1]
+            form = DroppedForm.STORED if lost.any() else DroppedForm.NONE
+            if (lost < 0).any():
                 form = DroppedForm.UNKNOWN  # settled by the bytes, or not at all
-            sites[number] = replace(site, dropped=form)
-            shape = f"{width[number]}x{site.experts}"
-            parts.setdefault(f"demand_{shape}", []).append(routed[:, :, 0])
-            if form == DroppedForm.STORED:
-                parts.setdefault(f"dropped_{shape}", []).append(dropped)
-            choices = events.choices(number)
-            if choices is not None:
-                sites[number] = replace(sites[number], choices=choices.shape[2])
-                name = f"choices_{shape}x{choices.shape[2]}"
-                parts.setdefault(name, []).append(choices)
-    return {n: ArrayPanel(np.concatenate(p)) for n, p in parts.items()}, sites
+            sample = events.chosen(number)
+            sites[number] = replace(
+                sites[number],
+                dropped=form,
+                token_sample=0 if sample is None else sample.shape[2],
+            )
+            demand.append(routed[:, :, 0])
+            dropped.append(np.maximum(lost, 0))
+            empty = np.full((len(routed), shape[1], 0, 0), -1, np.int16)
+            chosen.append(empty if sample is None else sample)
+        if routings:
+            panels[f"{name}/demand"] = ArrayPanel(np.concatenate(demand))
+        if any(part.any() for part in dropped):
+            panels[f"{name}/dropped"] = ArrayPanel(np.concatenate(dropped))
+        if any(part.size for part in chosen):
+            tokens, k = (max(part.shape[axis] for part in chosen) for axis in (2, 3))
+            ids = np.concatenate([padded(part, tokens, k) for part in chosen])
+            panels[f"{name}/chosen"] = ArrayPanel(ids)
+    return panels, sites

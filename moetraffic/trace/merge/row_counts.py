@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moetraffic.arrays import Bool, Int64
-from moetraffic.trace.model import ROUTING, ROWS_DIFFER, DroppedForm, WireForm
+from moetraffic.trace.model import ROUTING, DroppedForm
 from moetraffic.trace.trace import Trace
 
 LARGEST_ELEMENT = 8
@@ -28,41 +28,53 @@ class RowCounts(NamedTuple):
     copies: int = 0
 
 
-def differing_rows(trace: Trace) -> list[str]:
-    """Describe the layers whose dispatches send more or fewer rows than copies.
+def differing_rows(trace: Trace) -> str:
+    """Describe where dispatches send more or fewer rows than copies; "" if nowhere.
 
     More: the largest excess of a rank in a dispatch.  Fewer: the sums of a layer whose
-    routers did not report dropped copies.
+    routers did not report dropped copies.  The first layer is described, with the
+    number of such layers.
     """
     if trace.meta.dispatch:
-        return []
+        return ""
     layers: dict[int, dict[int, tuple[list[int], list[int]]]] = {}
     for number, site in enumerate(trace.sites):
         routing = site.operation == ROUTING
         if site.direction == "forward" and (routing or site.phase == "dispatch"):
             groups = layers.setdefault(site.layer, {})
             groups.setdefault(site.group, ([], []))[routing].append(number)
-    found = []
+    more, fewer = [], []
     for layer, of in layers.items():
         counts = [_counts(trace, *numbers) for numbers in of.values()]
         excess, rows, copies = max(each.most for each in counts)
         if excess > 0:
-            found.append(
-                f"a dispatch of layer {layer} sends {rows:,} rows, but {copies:,} "
-                f"{ROWS_DIFFER}: rows are padded, or the recorded routing is not that "
-                "of the layer"
-            )
+            more.append((layer, rows, copies))
             continue
-        rows = sum(each.rows for each in counts)
-        copies = sum(each.copies for each in counts)
+        rows, copies = (sum(getattr(c, n) for c in counts) for n in ("rows", "copies"))
         if rows < copies:
-            found.append(
-                f"the dispatches of layer {layer} send {rows:,} rows, but {copies:,} "
-                f"{ROWS_DIFFER} ({1 - rows / copies:.1%} fewer): possible causes are a "
-                "capacity (report drops by capture.routing(..., dropped=)), rows sent "
-                "once for several experts, or a routing that is not that of the layer"
-            )
-    return found
+            fewer.append((layer, rows, copies))
+    sentences = []
+    if more:
+        layer, rows, copies = more[0]
+        sentences.append(
+            f"a dispatch of layer {layer} sends {rows:,} rows, but {copies:,} token "
+            f"copies were routed{_layers(more)}: rows are padded, or the recorded "
+            "routing is not that of the layer"
+        )
+    if fewer:
+        layer, rows, copies = fewer[0]
+        sentences.append(
+            f"the dispatches of layer {layer} send {rows:,} rows, but {copies:,} token "
+            f"copies were routed ({1 - rows / copies:.1%} fewer){_layers(fewer)}: "
+            "possible causes are a capacity (report drops by "
+            "capture.routing(..., dropped=)), rows sent once for several experts, or a "
+            "routing that is not that of the layer"
+        )
+    return "; ".join(sentences)
+
+
+def _layers(found: list[tuple[int, int, int]]) -> str:
+    return f" ({len(found)} layers in all)" if len(found) > 1 else ""
 
 
 def _counts(trace: Trace, sending: list[int], routings: list[int]) -> RowCounts:
@@ -74,9 +86,10 @@ def _counts(trace: Trace, sending: list[int], routings: list[int]) -> RowCounts:
         return RowCounts()
     for number, routing in np.unique(np.stack([of[sent], of[routed]]), axis=1).T:
         size = sites[number].row_bytes
-        if sites[number].wire == WireForm.UNKNOWN or size <= LARGEST_ELEMENT:
-            return RowCounts()
         here = (of[sent] == number) & (of[routed] == routing)
+        unknown = trace.occurrences.matrix[sent[here]] < 0
+        if unknown.any() or size <= LARGEST_ELEMENT:
+            return RowCounts()
         wire = trace.wire(sent[here])
         row = wire.sum(axis=2) // size
         copy = trace.demand(routed[here]).sum(axis=2, dtype=np.int64)

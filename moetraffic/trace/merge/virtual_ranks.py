@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from moetraffic.arrays import Int32, Int64, UInt8
+from moetraffic.trace.choices import expert_ids, unpack
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Site, Steps
+from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
-from moetraffic.trace.rows import TIMES
 from moetraffic.trace.segments.record import Record
 from moetraffic.trace.segments.segment import EVENT, Segment
-from moetraffic.trace.trace import Trace
+from moetraffic.trace.trace import TIMES, Trace
 
 
 def segment_of_shards(
@@ -49,7 +50,7 @@ def segment_of_shards(
             slot=slot,
             dtype=dtype,
             row_bytes=row_bytes,
-            constant=(padded,) if padded else (),
+            experts=padded,  # rows of each expert, 0 where they are not padded
         )
         routing = Site(
             group=0, operation=ROUTING, layer=layer, slot=slot, experts=experts
@@ -97,12 +98,14 @@ def trace_of_shards(record: Record) -> Trace:
                 layer=layer,
                 slot=slot,
                 iteration=iteration,
-                demand=rows[:, :, 0],
-                dropped=dropped if dropped.any() else None,
+                demand=ArrayPanel(rows[:, :, 0]),
+                dropped=ArrayPanel(dropped) if dropped.any() else None,
                 row_bytes=exchange.row_bytes,
                 dtype=exchange.dtype,
-                padded=exchange.constant[0] if exchange.constant else 0,
-                choices=choices,
+                padded=exchange.experts,
+                chosen=None
+                if choices is None
+                else expert_ids(unpack(choices, rows.shape[3])),
             )
         )
     steps = record.steps
@@ -119,10 +122,8 @@ def trace_of_shards(record: Record) -> Trace:
             iteration=steps["iteration"][::shards].astype(np.int64),
             kind=tuple(steps["kind"][::shards].tolist()),
             source=steps["source"][::shards].copy(),
-            kind_source=steps["kind_source"][::shards].copy(),
             **columns,
         ),
-        kind=Trace,
     )
 
 

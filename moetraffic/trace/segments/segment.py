@@ -7,65 +7,47 @@ and written atomically, so a killed rank leaves only complete segments.
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.arrays import Int32, Int64, UInt8
-from moetraffic.trace.choices import packed_bytes
-from moetraffic.trace.consistency import (
-    MOST_CHOICES,
-    MOST_RANKS,
-    clocks_valid,
-    groups_valid,
-    meta_rules,
-    placements_valid,
-    violated,
-    within,
-)
-from moetraffic.trace.hdf5.container import Container
-from moetraffic.trace.hdf5.durable import write_whole
-from moetraffic.trace.hdf5.image import Image
-from moetraffic.trace.hdf5.tables import (
-    as_text,
-    meta_attributes,
-    read_groups,
-    read_meta,
-    read_sites,
-    read_strings,
-    read_table,
-    write_groups,
-    write_sites,
-    write_table,
-)
+from moetraffic.errors import TraceError
+from moetraffic.files import write_whole
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     CLOCK,
     MOST_BYTES,
     MOST_ITERATIONS,
-    MOST_ROW_BYTES,
-    NONE_BEFORE,
     PLACEMENT,
     ROUTING,
     STEP_KINDS,
     Group,
     Meta,
     Site,
-    Source,
 )
-from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.storage import (
+    TraceFile,
+    Writer,
+    meta_attributes,
+    read_groups,
+    read_meta,
+    read_sites,
+    read_table,
+    write_groups,
+    write_sites,
+    write_table,
+)
 
 KIND = "moetraffic-segment"
 VERSION = 1
 PATTERN = "segment-*.h5"
 MOST_WORDS = 1000  # maximum length of a text attribute, in characters
-MOST_PANEL_BYTES = 64 << 20  # panel size accepted without check
-MOST_PANEL_RATIO = 32  # largest plausible compression ratio of counts
 
 ATTRIBUTES: dict[str, type[Any]] = {
     "rank": int,
@@ -80,11 +62,6 @@ ATTRIBUTES: dict[str, type[Any]] = {
     "window": int,
     "continued": bool,
 }
-LATER: dict[str, Any] = {"ended": "", "left_out": "", "routed_k": 0} | {
-    "window": 0,
-    "continued": False,
-}
-"""Attributes that the first release did not write, and their values in its files."""
 
 EVENT = np.dtype(
     [
@@ -110,12 +87,10 @@ STEP = np.dtype(
         ("tokens", "<i8"),
         ("start", "<i8"),
         ("end", "<i8"),
-        ("source", "|u1"),  # Source of the step's boundaries
-        ("kind_source", "|u1"),  # Source of its kind
+        ("source", "|u1"),  # Source of the step's boundaries and kind
     ]
 )
-STEP_SOURCES = ("source", "kind_source")
-"""Columns that earlier releases did not write."""
+PANELS = {"splits": "<i8", "demand": "<i4", "choices": "|u1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,33 +143,26 @@ def write_segment(segment: Segment, folder: Path) -> Path:
         If it cannot be written; no partial file is left.
     """
     target = io.BytesIO()
-    attributes = meta_attributes(segment.meta) | {
-        "format": KIND,
-        "format_version": VERSION,
-    }
+    attributes = {"format": KIND, "version": VERSION, **meta_attributes(segment.meta)}
     for attribute, form in ATTRIBUTES.items():
         value = getattr(segment, attribute)
-        attributes[attribute] = value[:MOST_WORDS] if form is str else value
-    with Image(target, attributes) as image:
-        write_groups(image, segment.groups)
-        write_sites(image, segment.sites)
-        write_table(image, "placement", segment.placements, PLACEMENT)
-        write_table(image, "clock", segment.clocks, CLOCK)
-        write_table(image, "event", segment.events, EVENT)
-        write_table(image, "step", segment.steps, STEP)
-        image.column("step_kind", *as_text(segment.kinds), axis="step")
-        panels: Sequence[tuple[str, Mapping[int, npt.NDArray[Any]], str, str]] = (
-            ("splits", segment.splits, "<i8", "side"),
-            ("demand", segment.demand, "<i4", "side"),
-            ("choices", segment.choices, "|u1", "token"),
-        )
-        for kind, arrays, dtype, second in panels:
-            for width, array in arrays.items():
+        attributes[attribute] = value[:MOST_WORDS] if form is str else int(value)
+    with h5py.File(target, "w", libver=("v110", "v110")) as file:
+        writer = Writer(file, attributes, scales=False)
+        write_groups(writer, segment.groups)
+        write_sites(writer, segment.sites)
+        for name, table in (
+            ("placement", segment.placements),
+            ("clock", segment.clocks),
+            ("event", segment.events),
+            ("step", segment.steps),
+        ):
+            write_table(writer, name, table)
+        writer.put("step/kind", list(segment.kinds))
+        for kind, dtype in PANELS.items():
+            for width, array in getattr(segment, kind).items():
                 name = f"{kind}_{width}"
-                axes = [f"{name}_{axis}" for axis in ("row", second, "member")]
-                for axis, length in zip(axes, array.shape, strict=True):
-                    image.column(axis, np.arange(length), "<i8")
-                image.panel(name, ArrayPanel(array), dtype, axes)
+                writer.put(f"{name}/{kind}", array, dtype, ("row", "side", "member"))
     path = segment_path(folder, segment.rank, segment.index)
     write_whole(path, target.getbuffer())
     return path
@@ -202,144 +170,82 @@ def write_segment(segment: Segment, folder: Path) -> Path:
 
 def read_segment(path: Path) -> Segment:
     """Read a segment file and check its consistency."""
-    with Container(path, KIND, VERSION) as container:
-        try:
-            segment = _read(container)
-        except Exception as error:
-            raise container.translated(error) from None
-        if broken := violated(_rules(segment)):
-            raise container.damaged(broken)
+    with TraceFile(path, KIND, VERSION) as file:
+        with file.reading("a table"):
+            segment = _read(file)
+        for holds, rule in _rules(segment):
+            if not holds:
+                raise TraceError(
+                    f"{path} is damaged or no segment: {rule}; take a copy that is "
+                    "whole"
+                )
         return segment
 
 
-def _read(container: Container) -> Segment:
-    attributes = LATER | container.attributes
-    steps = read_table(container, "step", STEP, optional=STEP_SOURCES)
-    panels: dict[str, dict[int, Any]] = {"splits": {}, "demand": {}, "choices": {}}
-    for name in container.names:
+def _read(file: TraceFile) -> Segment:
+    panels: dict[str, dict[int, Any]] = {kind: {} for kind in PANELS}
+    for name in file.names():
         kind, _, width = name.partition("_")
-        if kind in panels and width.isdigit():
-            dtype = {"splits": "<i8", "demand": "<i4", "choices": "|u1"}[kind]
-            sampled = kind == "choices"
-            inner = (None, packed_bytes(int(width))) if sampled else (2, int(width))
-            shape = (None, *inner)
-            panel = container.panel(name, dtype, shape, counts=kind == "splits")
-            size = math.prod(panel.shape) * panel.dtype.itemsize
-            if size > max(MOST_PANEL_BYTES, MOST_PANEL_RATIO * panel.stored_bytes):
-                raise container.damaged(f"{name} inflates to {size} bytes")
-            panels[kind][int(width)] = panel.read(0, panel.shape[0])
-    own = {name: kind(attributes[name]) for name, kind in ATTRIBUTES.items()}
+        if kind in panels:
+            panels[kind][int(width)] = file.column(f"{name}/{kind}", PANELS[kind])
+    own = {name: kind(file.attributes[name]) for name, kind in ATTRIBUTES.items()}
     return Segment(
         **own,
-        meta=read_meta(container),
-        groups=tuple(read_groups(container)),
-        sites=tuple(read_sites(container)),
-        events=read_table(container, "event", EVENT, optional=("block",)),
-        steps=steps,
-        kinds=tuple(read_strings(container, "step_kind", len(steps))),
+        meta=read_meta(file),
+        groups=tuple(read_groups(file)),
+        sites=tuple(read_sites(file)),
+        events=read_table(file, "event", EVENT),
+        steps=read_table(file, "step", STEP),
+        kinds=tuple(file.text("step/kind")),
+        placements=read_table(file, "placement", PLACEMENT),
+        clocks=read_table(file, "clock", CLOCK),
         splits=panels["splits"],
         demand=panels["demand"],
         choices=panels["choices"],
-        placements=read_table(container, "placement", PLACEMENT),
-        clocks=read_table(container, "clock", CLOCK),
     )
 
 
-def _rules(segment: Segment) -> Iterator[tuple[object, str]]:
-    """Yield whether each rule on which merging relies holds, and how it is violated.
+def _within(values: npt.NDArray[Any], least: int, end: int) -> bool:
+    """Check that all values lie in the half-open range [least, end)."""
+    return not values.size or bool(least <= values.min() and values.max() < end)
 
-    Indices lie within the arrays that they index; a rank is a member of its groups;
-    sums of iterations, bytes and times do not overflow; a step has a kind, and occurs
-    once (once per rank for virtual ranks).  Later rules rely on earlier ones.
-    """
+
+def _rules(segment: Segment) -> Iterator[tuple[bool, str]]:
+    """Yield whether each rule on which merging relies holds, and how it is violated."""
     rank, world, shards = segment.rank, segment.meta.world, segment.shards
-    groups, sites, events = segment.groups, segment.sites, segment.events
-    number, payload = events["site"], events["payload"]
+    sites, events = segment.sites, segment.events
     steps = segment.steps["iteration"]
     yield (
-        0 <= rank < world <= MOST_RANKS and segment.index >= 0,
+        0 <= rank < world and segment.index >= 0,
         f"it is window {segment.index} of rank {rank} of {world}",
     )
-    yield from meta_rules(segment.meta)
-    yield groups_valid(groups, world), "a group has no ranks, or impossible ones"
-    yield all(0 <= s.group < len(groups) for s in sites), "a site is of no group"
     yield (
-        all(rank in groups[s.group].ranks for s in sites),
+        all(rank in segment.groups[s.group].ranks for s in sites),
         f"rank {rank} is no member of one of its groups",
     )
     yield (
-        all(0 <= s.row_bytes <= MOST_ROW_BYTES and s.experts >= 0 for s in sites),
-        "a site has an impossible number of experts or bytes of a row",
+        _within(events["site"], 0, len(sites)),
+        "an event is of a site that is not there",
     )
     yield (
-        all(
-            within(rows[:, 0], 0, 1 << 31)
-            and within(rows[:, 1], 0 if shards else NONE_BEFORE, 1 << 31)
-            for rows in segment.demand.values()
-        ),
-        "a count of token copies is below zero",
-    )
-    yield (
-        all(
-            len(bits) == len(segment.demand.get(experts, ()))
-            and bits.shape[1] <= MOST_CHOICES
-            for experts, bits in segment.choices.items()
-        ),
-        "its choices are not those of its routings",
-    )
-    yield within(number, 0, len(sites)), "an event is of a site that is not there"
-    yield (
-        within(events["iteration"], -1, MOST_ITERATIONS),
-        "an event has an impossible iteration",
-    )
-    yield (
-        all(within(segment.steps[n], 0, len(Source)) for n in STEP_SOURCES),
-        "a step has an impossible source",
-    )
-    yield (
-        set(segment.kinds) <= set(STEP_KINDS),
+        set(segment.kinds) <= set(STEP_KINDS) and len(segment.kinds) == len(steps),
         f"kinds of steps {sorted(set(segment.kinds))[:5]}",
     )
     if shards:
-        rows = [len(panel) for panel in segment.demand.values()]
-        yield (
-            shards == world and len(sites) % 2 == 0,
-            f"it contains {shards} of {world} virtual ranks",
-        )
-        yield (
-            not len(events)
-            or (len(rows) == 1 and within(payload, 0, rows[0] - shards + 1)),
-            "a routing lacks the row of a rank",
-        )
         yield len(steps) % shards == 0, f"{len(steps)} steps lack the row of a rank"
         steps = steps[::shards]
-    else:
-        yield (
-            np.isin(events["transposed"], (0, 1)).all(),
-            "an event is neither transposed nor not",
-        )
-        for at in np.unique(number).tolist():
-            site, mine = sites[at], payload[number == at]
-            width = len(groups[site.group].ranks)
-            if site.operation in (ROUTING, ALL_TO_ALL):
-                routed = site.operation == ROUTING
-                panel = (
-                    segment.demand.get(site.experts, ())
-                    if routed
-                    else segment.splits.get(width, ())
-                )
-                what = f"an event has row {mine.max()} of {len(panel)}"
-                yield within(mine, 0, len(panel)), what
-            else:
-                what = f"a {site.operation} has {mine.max()} bytes"
-                yield within(mine, -1, MOST_BYTES + 1), what
-    yield within(steps, 0, MOST_ITERATIONS), "a step has an impossible iteration"
+    yield _within(steps, 0, MOST_ITERATIONS), "a step has an impossible iteration"
     yield len(np.unique(steps)) == len(steps), "an iteration is there twice"
-    yield (
-        placements_valid(segment.placements, groups),
-        "an expert is placed twice, or on a rank that is not in its group",
-    )
-    yield (
-        clocks_valid(segment.clocks, world),
-        "a clock is of no rank, or a hundred years off",
-    )
+    for number in np.unique(events["site"]).tolist() if not shards else []:
+        site = sites[number]
+        payload = events["payload"][events["site"] == number]
+        if site.operation in (ROUTING, ALL_TO_ALL):
+            width = len(segment.groups[site.group].ranks)
+            routed = site.operation == ROUTING
+            panel = segment.demand if routed else segment.splits
+            rows = len(panel.get(site.experts if routed else width, ()))
+            what = f"an event has row {payload.max()} of {rows}"
+            yield _within(payload, 0, rows), what
+        else:
+            what = f"a {site.operation} has {payload.max()} bytes"
+            yield _within(payload, -1, MOST_BYTES + 1), what

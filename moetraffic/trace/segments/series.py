@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moetraffic.errors import CaptureError
-from moetraffic.trace.hdf5.durable import remedy
+from moetraffic.files import remedy
 
 from .store import prepare, segments_folder
 

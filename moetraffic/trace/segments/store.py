@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from moetraffic.errors import CaptureError
-from moetraffic.trace.hdf5.durable import SEGMENTS, remedy, validate_output
+from moetraffic.files import SEGMENTS, remedy, validate_output
 
 from .segment import PATTERN, Segment, rank_folder, write_segment
 

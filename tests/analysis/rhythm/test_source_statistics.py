@@ -33,11 +33,8 @@ def by_name(found: OnOffStatistics) -> dict[str, object]:
 
 
 def timed(trace: Trace, at: np.ndarray) -> dict[int, np.ndarray]:
-    """The same times for all four ranks, in the rows of the panel."""
-    rows = trace.rows_of("issue_4")
-    panel = np.zeros((int(rows.max()) + 1, 4), np.int64)
-    panel[rows[rows >= 0]] = at[rows >= 0, None]
-    return {4: panel}
+    """The same times of all calls for all four ranks."""
+    return {4: np.repeat(at[:, None], 4, axis=1)}
 
 
 def clocked(captured: Path) -> Trace:
@@ -54,10 +51,8 @@ def clocked(captured: Path) -> Trace:
     at = (trace.occurrences.iteration * 10 + np.where(phase, 6, 3)) * MS
     start = timed(trace, at)
     marks = np.repeat(trace.steps.iteration[:, None] * 10 * MS, 4, axis=1)
-    return trace.replace(
-        issue=start,
-        start=start,
-        end={4: start[4] + 2 * MS},
+    return trace.with_times(
+        {"issue": start, "start": start, "end": {4: start[4] + 2 * MS}},
         steps=replace(trace.steps, start=marks, end=marks + 10 * MS),
         clocks=trace.clocks[:0],
     )
@@ -122,10 +117,9 @@ def test_an_evaluation_between_steps_is_no_gap(captured: Path) -> None:
     kinds = tuple("evaluation" if n == 11 else k for n, k in enumerate(steps.kind))
     moved = np.where(trace.occurrences.iteration > 11, 70 * MS, 0)
     issue, _, end = trace.times(np.arange(len(trace.occurrences)))
-    trace = trace.replace(
-        issue=timed(trace, issue[:, 0] + moved),
-        start=timed(trace, issue[:, 0] + moved),
-        end=timed(trace, end[:, 0] + moved),
+    begin = timed(trace, issue[:, 0] + moved)
+    trace = trace.with_times(
+        {"issue": begin, "start": begin, "end": timed(trace, end[:, 0] + moved)},
         steps=replace(
             steps, kind=kinds, start=steps.start + later, end=steps.end + later
         ),
@@ -144,20 +138,20 @@ def test_without_times_there_is_no_rhythm(captured: Path) -> None:
     with Trace.open(captured) as trace:
         silent = trace.select(trace.find(operation=ALL_TO_ALL))
         never = timed(silent, np.full(len(silent.occurrences), UNKNOWN_TIME))
-        silent = silent.replace(issue=never, start=never, end=never)
+        silent = silent.with_times(dict.fromkeys(("issue", "start", "end"), never))
         found = beats(silent, by=SOURCES)
         assert found.found == ()
         assert found.notes == (
             "no rhythm: the trace has no all-to-all whose times are known",
         )
-        virtual = trace.replace(meta=replace(trace.meta, virtual=True))
+        virtual = trace.replaced(meta=replace(trace.meta, virtual=True))
         found = beats(virtual)
         assert found.found == ()
         assert "virtual" in found.notes[0]
 
 
 def test_a_golden_file_is_told() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         found = beats(trace, by=SOURCES)
         assert found.found or found.notes
         for beat in found.found:

@@ -17,26 +17,24 @@ STEP_NS = 1_000_000
 
 def regular(trace: Trace) -> Trace:
     """The trace with each call at the same place of every iteration."""
-    panels = {}
-    width = np.array([len(trace.groups[s.group].ranks) for s in trace.sites])
-    of = width[trace.occurrences.site]
-    for size in np.unique(of).tolist():
-        mine = of == size
-        begin = trace.occurrences.iteration[mine] * STEP_NS
-        begin = begin + trace.occurrences.site[mine] * (STEP_NS // 2 // len(width))
-        panels[size] = np.repeat(begin[:, None], size, axis=1).astype(np.int64)
+    begin: dict[int, np.ndarray] = {}
+    table = np.array(trace.table_of_site)[trace.occurrences.site]
+    for size in np.unique(trace.width).tolist():
+        calls = trace.occurrences[table == f"call_{size}"]
+        at = calls.iteration * STEP_NS
+        at = at + calls.site * (STEP_NS // 2 // len(trace.sites))
+        begin[size] = np.repeat(at[:, None], size, axis=1).astype(np.int64)
     start = np.repeat(trace.steps.iteration[:, None] * STEP_NS, trace.meta.world, 1)
-    return trace.replace(
-        issue=panels,
-        start=panels,
-        end={size: at + 4_000 for size, at in panels.items()},
+    end = {size: at + 4_000 for size, at in begin.items()}
+    return trace.with_times(
+        {"issue": begin, "start": begin, "end": end},
         steps=replace(trace.steps, start=start, end=start + STEP_NS),
         clocks=np.zeros(0, CLOCK),
     )
 
 
 def test_what_comes_again_each_iteration_has_its_power_at_multiples_of_it() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         every, reason = spectra(regular(trace))
     assert reason == ""
     found = [one for one in every if one.by == "phase"]
@@ -51,8 +49,8 @@ def test_what_comes_again_each_iteration_has_its_power_at_multiples_of_it() -> N
 
 
 def test_a_trace_without_times_says_why_it_has_no_spectrum() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
-        virtual = trace.replace(meta=replace(trace.meta, virtual=True))
+    with Trace.open(path("golden.h5")) as trace:
+        virtual = trace.replaced(meta=replace(trace.meta, virtual=True))
         assert spectra(virtual) == (
             (),
             "the trace is virtual: nothing was sent, so it has no times",

@@ -39,21 +39,16 @@ def square(captured: Path) -> Trace:
     start = timed(trace, (trace.occurrences.iteration * 10 + 3) * MS)
     steps = trace.steps
     marks = np.repeat(steps.iteration[:, None] * 10 * MS, 4, axis=1)
-    return trace.replace(
-        issue=start,
-        start=start,
-        end={4: start[4] + 2 * MS},
+    return trace.with_times(
+        {"issue": start, "start": start, "end": {4: start[4] + 2 * MS}},
         steps=replace(steps, start=marks, end=marks + 10 * MS),
         clocks=trace.clocks[:0],
     )
 
 
 def timed(trace: Trace, at: np.ndarray) -> dict[int, np.ndarray]:
-    """The same times for all four ranks, in the rows of the panel."""
-    rows = trace.rows_of("issue_4")
-    panel = np.zeros((int(rows.max()) + 1, 4), np.int64)
-    panel[rows[rows >= 0]] = at[rows >= 0, None]
-    return {4: panel}
+    """The same times of all calls for all four ranks."""
+    return {4: np.repeat(at[:, None], 4, axis=1)}
 
 
 def to_others(trace: Trace) -> np.ndarray:
@@ -99,6 +94,6 @@ def test_without_times_there_is_none(captured: Path) -> None:
     with Trace.open(captured) as trace:
         silent = trace.select(trace.find(operation=ALL_TO_ALL))
         never = timed(silent, np.full(len(silent.occurrences), UNKNOWN_TIME))
-        silent = silent.replace(issue=never, start=never, end=never)
+        silent = silent.with_times(dict.fromkeys(("issue", "start", "end"), never))
         with pytest.raises(AnalysisError, match="whose times are known"):
             find_typical_iteration(silent)

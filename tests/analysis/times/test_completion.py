@@ -32,19 +32,9 @@ def retimed(trace: Trace, name: str, change) -> Trace:
     """The trace with one kind of times changed: ``change(array, width)``."""
     panels = dict(trace.panels)
     for key, panel in trace.panels.items():
-        if key.startswith(f"{name}_"):
+        if key.endswith(f"/{name}"):
             panels[key] = ArrayPanel(change(panel.read(0, panel.shape[0]).copy()))
-    return Trace(
-        meta=trace.meta,
-        groups=trace.groups,
-        sites=trace.sites,
-        occurrences=trace.occurrences,
-        panels=panels,
-        steps=trace.steps,
-        programs=trace.programs,
-        placements=trace.placements,
-        clocks=trace.clocks,
-    )
+    return trace.replaced(panels=panels, runs=None)
 
 
 def test_a_call_takes_its_slowest_member_and_a_transfer_begins_with_the_last(

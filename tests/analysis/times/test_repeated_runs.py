@@ -42,10 +42,10 @@ def test_what_a_replay_does_not_determine_a_comparison_does_not_either(replay):
         mine = table["number"] == number
         for name in ("call_ns", "transfer_ns", "wait_ns", "inside_ns"):
             table[name][mine] *= factor
-    spread = replay.replace(runs=table)
+    spread = replay.replaced(runs=table)
     steady = np.tile(replay.runs[replay.runs["number"] == 0], 3)
     steady["number"] = replay.runs["number"]
-    other = replay.replace(runs=steady)
+    other = replay.replaced(runs=steady)
     (said,) = (s for s in sentences(compare(spread, other)) if "busbw" in s)
     assert said.count("(not determined)") == 2  # the first's busbw, and the ratio
     (said,) = (s for s in sentences(compare(other, other)) if "busbw" in s)
@@ -63,7 +63,7 @@ def test_the_interval_that_is_printed_decides_whether_a_ratio_is_determined(repl
 
 @pytest.fixture
 def replay():
-    with Trace.open(path("golden-v1.3.h5")) as trace:
+    with Trace.open(path("golden-replayed.h5")) as trace:
         yield trace
 
 
@@ -72,7 +72,7 @@ def slower(trace: Trace, factor: int, runs: int = 3) -> Trace:
     table = trace.runs[trace.runs["number"] < runs].copy()
     for name in ("call_ns", "transfer_ns", "wait_ns", "inside_ns"):
         table[name] *= factor
-    return trace.replace(runs=table)
+    return trace.replaced(runs=table)
 
 
 def test_two_replays_are_compared_over_all_their_runs(replay):
@@ -96,7 +96,7 @@ def test_times_of_zero_make_rates_and_ratios_unknown(replay):
     table = replay.runs.copy()
     for name in ("call_ns", "transfer_ns", "wait_ns", "inside_ns"):
         table[name][table["number"] == 1] = 0
-    still = replay.replace(runs=table)
+    still = replay.replaced(runs=table)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = compare(replay, still)
@@ -122,7 +122,7 @@ def test_without_a_p_value_no_difference_is_shown(replay, p):
 def test_without_the_runs_of_both_there_is_no_interval(replay, lacking):
     other = {
         "one run": lambda: slower(replay, 1, runs=1),
-        "no runs": lambda: replay.replace(runs=replay.runs[:0]),
+        "no runs": lambda: replay.replaced(runs=replay.runs[:0]),
         "other iterations": lambda: replay.select(replay.find(iterations=range(2))),
     }[lacking]()
     for found in compare_times(replay, other):
@@ -153,7 +153,7 @@ def test_a_difference_is_stated_only_with_its_interval(replay):
             assert (found.p < 0.01) == (not tested.low <= 1 <= tested.high)
     busy = replay.runs.copy()
     busy["busy"] = 1
-    loaded = replay.replace(runs=busy)
+    loaded = replay.replaced(runs=busy)
     (said,) = (s for s in sentences(compare(loaded, replay)) if "busbw" in s)
     assert "no difference of transfer times is shown" in said
     assert "wider because other processes used the hosts: replays then differ" in said
@@ -161,14 +161,14 @@ def test_a_difference_is_stated_only_with_its_interval(replay):
     # a large difference is stated on busy hosts, too
     far = " ".join(sentences(compare(loaded, slower(replay, 1_000_000))))
     assert "a difference of transfer times is shown" in far
-    run = replay.replace(meta=replace(replay.meta, origin="captured"))
+    run = replay.replaced(meta=replace(replay.meta, origin="captured"))
     assert "duration of dispatch" in {d.of for d in compare(run, replay).distances}
 
 
 def test_a_replay_of_several_runs_has_one_set_of_numbers(replay):
     """Beside the captured run its figures are those beside another replay."""
     meta = replace(replay.meta, origin="captured")
-    run = replay.replace(meta=meta, runs=replay.runs[:0])
+    run = replay.replaced(meta=meta, runs=replay.runs[:0])
     other = slower(replay, 2)
     twice = compare_times(replay, other)
     for before, two in zip(compare_times(run, other), twice, strict=True):

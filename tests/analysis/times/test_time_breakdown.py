@@ -45,11 +45,11 @@ def made(calls, *, world=2, steps=((0, 100),)):
     times = np.array([c for _, c in calls], np.int64).reshape(len(calls), world, 3)
     bounds = np.array(steps, np.int64)
     panels = {
-        f"{name}_{world}": ArrayPanel(times[:, :, at].copy())
+        f"call_{world}/{name}": ArrayPanel(times[:, :, at].copy())
         for at, name in enumerate(("issue", "start", "end"))
     }
     present = np.ones((len(calls), world), np.uint8)
-    panels[f"present_{world}"] = ArrayPanel(present)
+    panels[f"call_{world}/present"] = ArrayPanel(present)
     return Trace(
         meta=Meta(world=world, dp=world),
         groups=[Group(kind="dp", ranks=tuple(range(world)))],
@@ -58,6 +58,8 @@ def made(calls, *, world=2, steps=((0, 100),)):
             iteration=np.array([i for i, _ in calls], np.int64),
             site=np.array(many, np.int32),
             sequence=np.full(len(calls), -1, np.int64),
+            matrix=np.full(len(calls), -1, np.int64),
+            transposed=np.zeros(len(calls), bool),
         ),
         panels=panels if calls else {},
         steps=Steps(
@@ -67,6 +69,7 @@ def made(calls, *, world=2, steps=((0, 100),)):
             tokens=np.full((len(steps), world), -1, np.int64),
             start=np.repeat(bounds[:, :1], world, axis=1),
             end=np.repeat(bounds[:, 1:], world, axis=1),
+            source=np.zeros(len(steps), np.uint8),
         ),
     )
 

@@ -107,8 +107,8 @@ def issued(trace: Trace, rank: int, skipped: list[str]) -> list[int]:
     """A rank's collectives in the order of their issue, whatever their step."""
     sites = trace.occurrences.site
     found: list[tuple[int, int]] = []
-    for width in np.unique(trace.rows.width[sites]):
-        of = np.flatnonzero(trace.rows.width[sites] == width)
+    for width in np.unique(trace.width[sites]):
+        of = np.flatnonzero(trace.width[sites] == width)
         row, member = np.nonzero((trace.members(of) == rank) & trace.present(of))
         issue, _, _ = trace.times(of, own_clock=True)
         found += zip(issue[row, member].tolist(), of[row].tolist(), strict=True)
@@ -149,9 +149,8 @@ def _judge_rank(
             "group": group.kind,
         }
         source = {
-            "layer": site.layer_source,
-            "phase": site.phase_source,
-            "direction": site.direction_source,
+            "layer": site.source,
+            "phase": site.source,
         }
         if site.phase:
             true["micro-batch"], said["micro-batch"] = place["micro_batch"], site.slot
@@ -245,16 +244,12 @@ def _judge_steps(verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]) -
         trace.steps.iteration.tolist(),
         trace.steps.kind,
         trace.steps.source.tolist(),
-        trace.steps.kind_source.tolist(),
         strict=True,
     )
-    for iteration, kind, source, kind_source in rows:
+    for iteration, kind, source in rows:
         verdict.sourceless += source == Source.UNKNOWN
         true = kinds[iteration] if iteration < len(kinds) else "no step"
-        if kind_source == Source.UNKNOWN:
-            verdict.unnamed["kind"] += 1
-            continue
-        verdict.inferred["kind"] += kind_source == Source.INFERRED
+        verdict.inferred["kind"] += source == Source.INFERRED
         if kind != true:
             verdict.wrong["kind"] += 1
             verdict.note(f"step {iteration} is named {kind}, not {true}")

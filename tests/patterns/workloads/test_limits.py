@@ -104,7 +104,7 @@ def test_a_workload_has_the_fields_of_a_layout_that_training_reads(name: str) ->
 
 
 def test_the_width_of_earlier_releases_is_read() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
+    with Trace.open(path("golden.h5")) as trace:
         stored = trace.meta.workload
     assert '"ffn_multiple": 4' in stored
     model = Workload.from_json(stored.replace('multiple": 4', 'multiple": 3')).model

@@ -28,20 +28,18 @@ MS = 1_000_000
 
 def at_times(trace, when):
     """The trace with ``when(site, iteration) -> (issue, end)`` ns of all ranks."""
-    every = trace.occurrences
-    new = {"issue": {}, "end": {}}
-    for name, panels in new.items():
-        for key in [k for k in trace.panels if k.startswith(f"{name}_")]:
-            rows = trace.rows_of(key)
-            width = trace.panels[key].shape[1]
-            times = np.zeros(trace.panels[key].shape, np.int64)
-            for o in np.flatnonzero(rows >= 0).tolist():
-                pair = when(trace.sites[every.site[o]], int(every.iteration[o]))
-                times[rows[o]] = pair[name == "end"]
-            panels[width] = times
-    return trace.replace(
-        issue=new["issue"], start=dict(new["issue"]), end=dict(new["end"])
+    every, width = trace.occurrences, trace.width[trace.occurrences.site]
+    pairs = np.array(
+        [
+            when(trace.sites[s], i)
+            for s, i in zip(every.site, every.iteration.tolist(), strict=True)
+        ]
     )
+    issue, end = (
+        {w: np.repeat(pairs[width == w, at, None], w, 1) for w in {*width.tolist()}}
+        for at in (0, 1)
+    )
+    return trace.with_times({"issue": issue, "start": issue, "end": end})
 
 
 def spaced(site, iteration):
@@ -102,8 +100,8 @@ def test_what_the_capture_saw_overlap_may_overlap(toy):
 
 def test_unknown_times_leave_one_order_for_all_ranks(toy):
     trace = toy(world=4, groups=[(0, 2), (3, 1)])
-    panels = {w: np.full(trace.panels[f"issue_{w}"].shape, UNKNOWN_TIME) for w in (2,)}
-    plan = make_plan(trace.replace(issue=panels))
+    unknown = np.full(trace.panels["call_2/issue"].shape, UNKNOWN_TIME)
+    plan = make_plan(trace.with_times({"issue": {2: unknown}}))
     for program in plan.programs.values():
         assert set(program.gap_ns.tolist()) == {UNKNOWN_GAP}
         assert set(program.after.tolist()) == {-1}

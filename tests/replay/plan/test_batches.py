@@ -20,7 +20,6 @@ from moetraffic.trace.model import (
     Occurrences,
     Site,
     Steps,
-    WireForm,
 )
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
@@ -54,7 +53,9 @@ def messages(
         for at in (0, 1)
     )
     known = np.full((iterations, WORLD), UNKNOWN_TIME)
+    volume = 96 * np.array([[r == a for r in range(WORLD)] for a, _ in pairs])
     panels = {"present": present, "issue": issue, "start": issue, "end": end}
+    panels["volume"] = volume
     return Trace(
         meta=Meta(world=WORLD, pp=WORLD, dp=1),
         groups=[Group(kind="pp", ranks=tuple(range(WORLD)))],
@@ -63,15 +64,17 @@ def messages(
                 group=0,
                 operation="send_recv",
                 peers=pair,
-                wire=WireForm.CONSTANT,
-                constant=tuple(96 * (r == pair[0]) for r in range(WORLD)),
             )
             for pair in pairs
         ],
         occurrences=Occurrences(
-            iteration=when, site=which, sequence=np.full(count, -1, np.int64)
+            iteration=when,
+            site=which,
+            sequence=np.full(count, -1),
+            matrix=which.astype(np.int64),
+            transposed=np.zeros(count, bool),
         ),
-        panels={f"{name}_{WORLD}": ArrayPanel(p) for name, p in panels.items()},
+        panels={f"call_{WORLD}/{name}": ArrayPanel(p) for name, p in panels.items()},
         steps=Steps(
             iteration=np.arange(iterations, dtype=np.int64),
             kind=("train",) * iterations,
@@ -79,6 +82,7 @@ def messages(
             tokens=np.ones((iterations, WORLD), np.int64),
             start=known,
             end=known,
+            source=np.zeros(iterations, np.uint8),
         ),
     )
 

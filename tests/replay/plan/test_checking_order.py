@@ -17,15 +17,14 @@ from tests.replay.conftest import make_trace
 @pytest.fixture(scope="module")
 def overlapped_on_rank_0() -> Trace:
     trace = make_trace(world=2, iterations=(0, 1))
-    issue = trace.panels["issue_2"].read(0, len(trace.occurrences)).copy()
-    row = trace.rows_of("issue_2")
+    issue = trace.panels["call_2/issue"].read(0, len(trace.occurrences)).copy()
     reduces = [site.operation == "all_reduce" for site in trace.sites]
     reduced = np.array(reduces)[trace.occurrences.site]
     for iteration in (0, 1):
         here = trace.occurrences.iteration == iteration
-        last = issue[row[here & ~reduced], 0].max()
-        issue[row[here & reduced], 0] = last + 5  # each all-to-all takes 20 ns
-    return trace.replace(issue={2: issue}, start={2: issue})
+        last = issue[here & ~reduced, 0].max()
+        issue[here & reduced, 0] = last + 5  # each all-to-all takes 20 ns
+    return trace.with_times({"issue": {2: issue}, "start": {2: issue}})
 
 
 def test_all_ranks_verify_in_the_order_of_the_operations(overlapped_on_rank_0):

@@ -40,10 +40,10 @@ def jittered(seed: int, world: int = 6):
     rng = np.random.default_rng(seed)
     issue, end = {}, {}
     for width in (3, world):
-        shape = trace.panels[f"issue_{width}"].shape
+        shape = trace.panels[f"call_{width}/issue"].shape
         issue[width] = rng.integers(0, 10**6, shape)
         end[width] = issue[width] + rng.integers(1, 10**6, shape)
-    return trace.replace(issue=issue, end=end)
+    return trace.with_times({"issue": issue, "end": end})
 
 
 @given(seed=st.integers(0, 2**32 - 1))

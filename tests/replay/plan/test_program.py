@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from moetraffic.errors import ReplayError
 from moetraffic.replay import make_plan
-from moetraffic.trace.model import UNKNOWN_TIME, Program
+from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
-from moetraffic.trace.trace import Trace
 
 
 def matrices(plan) -> dict[int, np.ndarray]:
@@ -74,16 +73,12 @@ def test_each_rank_keeps_its_own_order(toy):
         assert {rank in plan.groups[g] for g in program.group} == {True}
 
 
-def test_where_times_are_unknown_the_program_tells_the_order(toy):
+def test_where_times_are_unknown_the_order_is_that_of_the_sites(toy):
     trace = toy(iterations=(0,))
-    reversed_sites = tuple(range(len(trace.sites)))[::-1]
-    unknown = {w: np.full(trace.panels[f"issue_{w}"].shape, UNKNOWN_TIME) for w in (2,)}
-    blind = trace.replace(issue=unknown)
-    blind.programs = tuple(
-        Program(rank=r, kind="train", sites=reversed_sites) for r in range(2)
-    )
-    plan = make_plan(blind)
-    assert plan.programs[0].operation.tolist() == [6, 5, 4, 3, 2, 1, 0]
+    assert make_plan(trace).programs[0].operation.tolist() == [3, 4, 5, 0, 1, 2, 6]
+    unknown = np.full(trace.panels["call_2/issue"].shape, UNKNOWN_TIME)
+    plan = make_plan(trace.with_times({"issue": {2: unknown}}))
+    assert plan.programs[0].operation.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_buffers_hold_the_largest_operation(toy):
@@ -120,16 +115,11 @@ def test_only_asked_ranks_get_a_program_and_the_rest_is_the_same(toy):
 @given(place=st.integers(0, 10**6), more=st.integers(1, 1 << 40))
 def test_the_digest_tells_any_changed_byte_count(toy, place, more):
     trace = toy()
-    wire = trace.panels["wire_2"].read(0, trace.panels["wire_2"].shape[0]).copy()
-    wire.reshape(-1)[place % wire.size] += more
-    other = Trace(
-        meta=trace.meta,
-        groups=trace.groups,
-        sites=trace.sites,
-        occurrences=trace.occurrences,
-        panels={**trace.panels, "wire_2": ArrayPanel(wire)},
-        steps=trace.steps,
-    )
+    panel = trace.panels["call_2/wire"]
+    wire = panel.read(0, panel.shape[0]).copy()
+    cells = wire[1:].reshape(-1)  # the first matrix is that of several calls
+    cells[place % cells.size] += more
+    other = trace.replaced(panels=trace.panels | {"call_2/wire": ArrayPanel(wire)})
     a, b = make_plan(trace), make_plan(other)
     assert a.digest != b.digest
     (differs,) = np.flatnonzero(a.checksum != b.checksum)
@@ -192,9 +182,9 @@ def test_nothing_to_replay_is_refused(toy):
 
 def test_negative_bytes_are_refused(toy):
     trace = toy(iterations=(0,))
-    wire = trace.panels["wire_2"].read(0, 4).copy()
+    wire = trace.panels["call_2/wire"].read(0, 5).copy()
     wire[1, 0, 1] = -8
-    trace.panels["wire_2"] = ArrayPanel(wire)
+    trace.panels["call_2/wire"] = ArrayPanel(wire)
     with pytest.raises(ReplayError, match="cannot be negative"):
         make_plan(trace)
 

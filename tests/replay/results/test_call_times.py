@@ -139,7 +139,7 @@ def test_operations_of_the_first_iteration_alone_are_start_up(toy):
     assert not start_up(make_plan(alone, iterations=range(1, 4))).any()
     # an evaluation before it is no training step
     steps = replace(trace.steps, kind=("evaluation", *trace.steps.kind[1:]))
-    later = make_plan(alone.replace(steps=steps))
+    later = make_plan(alone.replaced(steps=steps))
     (one,) = np.flatnonzero(start_up(later))
     assert later.name(one) == "iteration 1, gradient_sync, call 0"
 

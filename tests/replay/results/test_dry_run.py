@@ -32,9 +32,9 @@ from moetraffic.replay.results.dry_run import (
 from moetraffic.trace import UNKNOWN_TIME, Trace
 from moetraffic.trace.model import Presence
 from moetraffic.trace.panel import ArrayPanel
-from moetraffic.trace.rescaling import Scaling
+from moetraffic.trace.what_if.rescale import Scaling
 from moetraffic.units import byte_size
-from tests.trace.test_dispatchers import routed
+from tests.trace.what_if.test_dispatchers import routed
 
 RATE = 125e6  # bytes/s of 1Gbps
 
@@ -121,7 +121,7 @@ def test_a_dry_run_imports_no_torch_and_starts_no_rank(toy_file):
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
     assert told["world"] == 2
-    assert any("fold of 4 ranks onto 2" in note for note in told["notes"])
+    assert any("4 ranks onto 2; --fold 2" in note for note in told["notes"])
 
 
 @pytest.mark.parametrize("dry", [("--dry-run",), ()])
@@ -130,8 +130,9 @@ def test_what_no_rank_could_replay_is_refused_before_the_plan(
 ):
     path = toy_file(world=2)
     with Trace.open(path) as trace:
-        width = {2: np.full(trace.panels["issue_2"].shape, UNKNOWN_TIME)}
-        trace.replace(issue=width, end=width).save(tmp_path / "virtual.h5")
+        unknown = {2: np.full(trace.panels["call_2/issue"].shape, UNKNOWN_TIME)}
+        virtual = trace.with_times({"issue": unknown, "end": unknown})
+        virtual.save(tmp_path / "virtual.h5")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for file, options, sentence in (
         (path, ("--backend", "glo"), "one of gloo, gloo-duplex, nccl"),
@@ -171,16 +172,18 @@ def test_a_dispatcher_moves_what_is_completed(tmp_path, rule, lost):
     """Where rank 2 left no record of one exchange, or of an iteration."""
     made, _ = routed(0, iterations=6)
     panels = dict(made.panels)
-    there = panels["present_4"].read(0, len(made.occurrences)).copy()
-    gone = made.find(operation="all_to_all", iterations=range(3, 4))[:1]
+    gone = made.find(phase="dispatch", iterations=range(3, 4))
     if lost == "iteration":
         gone = np.flatnonzero(made.occurrences.iteration == 3)
-        (name,) = (n for n in panels if n.startswith("demand_"))
-        demand = panels[name].read(0, 6).copy()
+        demand = panels["routing_4x8/demand"].read(0, 6).copy()
         demand[3, 2] = 0
-        panels[name] = ArrayPanel(demand)
-    there[made.rows_of("present_4")[gone], 2] = Presence.ABSENT
-    panels["present_4"] = ArrayPanel(there)
+        panels["routing_4x8/demand"] = ArrayPanel(demand)
+    for table in ("call_4", "routing_4x8"):
+        panel = panels[f"{table}/present"]
+        there = panel.read(0, panel.shape[0]).copy()
+        of = [made.table_of_site[s] == table for s in made.occurrences.site[gone]]
+        there[made.row[gone[of]], 2] = Presence.ABSENT
+        panels[f"{table}/present"] = ArrayPanel(there)
     made.replaced(panels=panels).save(tmp_path / "run.h5")
     scaling = Scaling(dispatcher="padded", missing=rule)
     request = Request(trace=tmp_path / "run.h5", scaling=scaling)

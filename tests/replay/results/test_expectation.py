@@ -40,7 +40,7 @@ def run(toy):
     trace = toy(world=2, iterations=(0, 1, 2))
     start = np.full((3, 2), 7, np.int64)
     end = start + np.array([[1, 10], [2, 20], [3, 30]]) * 100_000_000
-    return trace.replace(steps=replace(trace.steps, start=start, end=end))
+    return trace.replaced(steps=replace(trace.steps, start=start, end=end))
 
 
 def test_passes_and_what_is_known_of_their_duration(run, toy_file):
@@ -82,10 +82,10 @@ def test_no_duration_is_stated_where_that_of_iterations_is_unknown(run, toy_file
     request = Request(trace=toy_file(), repeat=2, pace=parse_pace("captured"))
     end = run.steps.end.copy()
     end[1] = UNKNOWN_TIME
-    lacking = run.replace(steps=replace(run.steps, end=end))
+    lacking = run.replaced(steps=replace(run.steps, end=end))
     assert np.isnan(captured_s(lacking, make_plan(lacking, ranks=())))
     # no network took the wall time of a virtual run
-    virtual = run.replace(meta=replace(run.meta, virtual=True))
+    virtual = run.replaced(meta=replace(run.meta, virtual=True))
     for trace in (lacking, virtual):
         said = expectation(trace, make_plan(trace, ranks=()), request)
         assert "at pace" not in said

@@ -31,7 +31,6 @@ from moetraffic.trace.model import (
     Presence,
     Site,
     Steps,
-    WireForm,
 )
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
@@ -44,6 +43,7 @@ def exchanges(*each: tuple[tuple[int, ...], dict[tuple[int, int], int]]) -> Trac
     groups = [Group(kind="ep", ranks=ranks) for ranks, _ in each]
     world = 1 + max(max(ranks) for ranks, _ in each)
     panels: dict[str, list[np.ndarray]] = {}
+    matrix: list[int] = []
     for number, (ranks, cells) in enumerate(each):
         wide = len(ranks)
         wire = np.zeros((wide, wide), np.int64)
@@ -55,7 +55,8 @@ def exchanges(*each: tuple[tuple[int, ...], dict[tuple[int, int], int]]) -> Trac
             *(("issue", issue), ("start", issue + 1), ("end", issue + 2)),
             ("wire", wire),
         ):
-            panels.setdefault(f"{name}_{wide}", []).append(row)
+            panels.setdefault(f"call_{wide}/{name}", []).append(row)
+        matrix.append(len(panels[f"call_{wide}/wire"]) - 1)
     count = len(each)
     unknown = np.zeros((1, world), np.int64)
     return Trace(
@@ -69,14 +70,15 @@ def exchanges(*each: tuple[tuple[int, ...], dict[tuple[int, int], int]]) -> Trac
                 layer=n,
                 dtype="uint8",
                 row_bytes=1,
-                wire=WireForm.STORED,
             )
             for n in range(count)
         ],
         occurrences=Occurrences(
             iteration=np.zeros(count, np.int64),
             site=np.arange(count, dtype=np.int32),
-            sequence=np.full(count, -1, np.int64),
+            sequence=np.full(count, -1),
+            matrix=np.array(matrix),
+            transposed=np.zeros(count, bool),
         ),
         panels={name: ArrayPanel(np.stack(rows)) for name, rows in panels.items()},
         steps=Steps(
@@ -86,6 +88,7 @@ def exchanges(*each: tuple[tuple[int, ...], dict[tuple[int, int], int]]) -> Trac
             tokens=unknown,
             start=unknown,
             end=unknown + 1,
+            source=np.zeros(1, np.uint8),
         ),
     )
 

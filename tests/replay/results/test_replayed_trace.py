@@ -16,8 +16,8 @@ from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.report.results.overview import about, layout
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
-from moetraffic.trace.rescaling import Scaling, rescale
 from moetraffic.trace.trace import Trace
+from moetraffic.trace.what_if.rescale import Scaling, rescale
 
 BESIDE = BackgroundTraffic(
     groups=((0, 1), (0, 1)),
@@ -66,7 +66,7 @@ def saved(made: Trace, path) -> Trace:
 )
 def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
     trace = toy(world=4, groups=[(0, 2), (3, 1)], iterations=range(4))
-    trace = trace.replace(meta=replace(trace.meta, virtual=True))
+    trace = trace.replaced(meta=replace(trace.meta, virtual=True))
     trace = rescale(trace, Scaling(**ranks, factor=Fraction(1, 2)))
     plan = make_plan(trace, in_common=True)
     times = timed(plan)

@@ -53,14 +53,10 @@ def summary_of(plan, times, **more):
 
 
 def with_wire(trace: Trace, wire: np.ndarray) -> Trace:
-    return Trace(
-        meta=trace.meta,
-        groups=trace.groups,
-        sites=trace.sites,
-        occurrences=trace.occurrences,
-        panels={**trace.panels, f"wire_{wire.shape[1]}": ArrayPanel(wire)},
-        steps=trace.steps,
-    )
+    name = f"call_{wire.shape[1]}/wire"
+    counts = trace.panels[name].read(0, 1)
+    panel = ArrayPanel(np.concatenate([counts, wire]))
+    return trace.replaced(panels=trace.panels | {name: panel})
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from moetraffic.trace.merge.merging import merge_segments
-from moetraffic.trace.model import ROWS_DIFFER, DroppedForm
-from moetraffic.trace.provenance import schedule_remarks
+from moetraffic.trace.model import DroppedForm
 from moetraffic.trace.segments.segment import Segment
 from tests.trace.merge.test_merging import META, ROW, WINDOW, WINDOWS, demand_of, make
 
@@ -33,7 +32,7 @@ def said(segments: list[Segment]) -> list[str]:
     trace = merge_segments(segments, "run").trace
     (form,) = {s.dropped for s in trace.sites if s.operation == "routing"}
     assert form == DroppedForm.UNKNOWN
-    return [part for part in trace.meta.schedule.split("; ") if ROWS_DIFFER in part]
+    return [part for part in trace.meta.contradiction.split("; ") if part]
 
 
 def sentence(iterations: set[int]) -> str:
@@ -130,18 +129,3 @@ def test_equal_parts_that_follow_the_demand_contradict_no_dispatch_mode() -> Non
     assert merged.contradictions == ()
     (form,) = {s.dropped for s in merged.trace.sites if s.operation == "routing"}
     assert form == DroppedForm.UNKNOWN
-
-
-def test_layers_that_lack_rows_are_stated_once_with_the_range_of_their_shares() -> None:
-    def of(layer: int, share: str) -> str:
-        return f"layer {layer} sends 1 row, but 2 {ROWS_DIFFER} ({share}% fewer)"
-
-    for shares, stated in (
-        (["3.1"], ""),
-        (["3.1", "3.1"], " (2 layers in all: 3.1% fewer)"),
-        (["9.5", "10.0", "2.0"], " (3 layers in all: 2.0 to 10.0% fewer)"),
-    ):
-        parts = [of(layer, share) for layer, share in enumerate(shares)]
-        found = schedule_remarks("; ".join(["steps inferred", *parts]))
-        assert found == ["steps inferred", of(0, shares[0]) + stated]
-    assert schedule_remarks("") == []

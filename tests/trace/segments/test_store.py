@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moetraffic.errors import CaptureError, ReplayError
-from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
+from moetraffic.files import validate_other_than_input, validate_output
 from moetraffic.trace.segments.store import (
     CLOSED,
     SegmentStore,

@@ -1,1 +1,0 @@
-"""Write trace files in the HDF5 format, and read them from untrusted sources."""

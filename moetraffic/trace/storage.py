@@ -1,0 +1,620 @@
+"""Write and read trace files of format version 2 with h5py (``docs/format.md``).
+
+One group per table.  Every dataset is shuffled, deflated and has a Fletcher-32
+checksum, so that damage is an error; its axes have dimension scales.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.arrays import Int64
+from moetraffic.errors import TraceError
+from moetraffic.files import DeferredErrorFile, replacing, validate_output, write_errors
+
+from .model import (
+    CLOCK,
+    PLACEMENT,
+    ROUTING,
+    RUN,
+    DroppedForm,
+    Group,
+    Meta,
+    Occurrences,
+    Site,
+    Source,
+    Steps,
+)
+from .panel import ArrayPanel, DistinctRows, Panel, take
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+T = TypeVar("T", bound="Trace")
+
+KIND, VERSION = "moetraffic", 2
+CHUNK_BYTES = 256 << 10
+KINDS = {
+    KIND: "a moetraffic trace",
+    "moetraffic-segment": "a segment",
+    "moetraffic-model": "a traffic model",
+}
+SITE_TEXT = ("operation", "phase", "direction", "label", "dtype", "module")
+SITE_NUMBERS = {
+    **dict.fromkeys(("group", "layer", "stage", "experts", "token_sample"), "<i4"),
+    **dict.fromkeys(("dropped", "source"), "|u1"),
+    "row_bytes": "<i8",
+}
+CALL_COLUMNS = ("site", "iteration", "sequence", "matrix", "transposed", "evaluation")
+STEP_VALUES = {"loss": "<f8", "tokens": "<i8", "start": "<i8", "end": "<i8"}
+PANELS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "present": ("|u1", ("member",), ""),
+    "issue": ("<i8", ("member",), "ns"),
+    "start": ("<i8", ("member",), "ns"),
+    "end": ("<i8", ("member",), "ns"),
+    "demand": ("<i4", ("src", "expert"), ""),
+    "dropped": ("<i4", ("src", "expert"), ""),
+    "chosen": ("<i2", ("src", "token", "k"), ""),
+    "wire": ("<i8", ("src", "dst"), "bytes"),
+    "volume": ("<i8", ("member",), "bytes"),
+}
+"""Panels: type, axes after the first, and unit."""
+
+
+NARROW = {"demand": "<i2", "dropped": "<i2", "wire": "<i4", "volume": "<i4"}
+"""Types of panels in files unless a value is too large; a smaller type reads faster."""
+
+
+class OtherVersionError(TraceError):
+    """Raised for a file of the right kind whose format version is unsupported."""
+
+
+def table_of(site: Site, groups: Sequence[Group]) -> str:
+    """Return the table of a site's calls: ``call_W`` or ``routing_WxE``."""
+    width = len(groups[site.group].ranks)
+    if site.operation == ROUTING:
+        return f"routing_{width}x{site.experts}"
+    return f"call_{width}"
+
+
+# ---- writing ------------------------------------------------------------------------
+
+
+class Writer:
+    """Writer of datasets into an HDF5 file, with the SHA-256 of all that it wrote."""
+
+    def __init__(
+        self, file: h5py.File, attributes: Mapping[str, Any], *, scales: bool = True
+    ) -> None:
+        self._file, self._with_scales = file, scales
+        self.sum = hashlib.sha256()
+        for name, value in attributes.items():
+            self.attribute(name, value)
+
+    def attribute(self, name: str, value: Any) -> None:
+        """Write an attribute of the root group; text has a fixed size."""
+        if isinstance(value, str):
+            self._file.attrs[name] = np.bytes_(value.encode() or b"\0")
+        else:
+            kind = "<f8" if isinstance(value, float) else "<i8"
+            self._file.attrs.create(name, value, dtype=kind)
+        self.sum.update(f"{name}={value!r};".encode())
+
+    def put(
+        self,
+        name: str,
+        data: Any,
+        dtype: str = "",
+        axes: Sequence[str] = (),
+        unit: str = "",
+    ) -> None:
+        """Write an array or a panel; ``axes`` name its dimensions.
+
+        By default these are the table's rows, and those of the panel.  A dimension
+        scale of each name, with the numbers 0, 1 ..., is in the group.
+        """
+        if isinstance(data, list | tuple) and not dtype:
+            data, dtype = _as_text(data)
+        if not hasattr(data, "read"):
+            data = ArrayPanel(np.asarray(data, dtype))
+        table = name.partition("/")[0].partition("_")[0]
+        column = name.rpartition("/")[2] if table in ("call", "routing") else ""
+        made = _dataset(self._file, name, data.shape, NARROW.get(column, dtype))
+        step = made.chunks[0] * 16
+        for start in range(0, data.shape[0], step):
+            rows = data.read(start, min(start + step, len(made)))
+            made = self._extend(made, rows, start)
+        inner = axes[1:] or PANELS.get(column, ("", (), ""))[1]
+        if table == "routing":
+            inner = tuple("src" if axis == "member" else axis for axis in inner)
+        self._scales(made, (axes[0] if axes else table, *inner), unit)
+
+    def distinct(
+        self, name: str, panel: Panel, rows: Int64
+    ) -> dict[int, tuple[int, bool]]:
+        """Write the distinct ones of some rows of a panel of bytes, each once.
+
+        Returns for each row its number in the file, and whether it is transposed.
+        """
+        column = name.rpartition("/")[2]
+        _, inner, unit = PANELS[column]
+        made = _dataset(self._file, name, (0, *panel.shape[1:]), NARROW[column])
+        place: dict[int, tuple[int, bool]] = {}
+        known, count = DistinctRows(), 0
+        step = made.chunks[0] * 16
+        for part in np.split(rows, range(step, len(rows), step)):
+            block = take(panel, part)
+            number, transposed, new = known.add(block)
+            made = self._extend(made, new, count)
+            count += len(new)
+            pairs = zip(number.tolist(), transposed.tolist(), strict=True)
+            place.update(zip(part.tolist(), pairs, strict=True))
+        first = "matrix" if len(inner) == 2 else "vector"
+        self._scales(made, (first, *inner), unit)
+        return place
+
+    def _extend(
+        self, made: h5py.Dataset, rows: npt.NDArray[Any], start: int
+    ) -> h5py.Dataset:
+        """Write rows from ``start`` on, into a wider dataset if they do not fit."""
+        if not len(rows):
+            return made
+        self.sum.update(np.ascontiguousarray(rows).view(np.uint8).data)
+        if made.dtype.kind == "i" and rows.max() > np.iinfo(made.dtype).max:
+            narrow, name = made[:start], made.name
+            shape, made = made.shape, None
+            del self._file[name]
+            made = _dataset(self._file, name, shape, f"<i{2 * narrow.itemsize}")
+            if start:
+                made[:start] = narrow
+        if start + len(rows) > made.shape[0]:
+            made.resize(start + len(rows), axis=0)
+        made[start : start + len(rows)] = rows.astype(made.dtype, copy=False)
+        return made
+
+    def _scales(self, made: h5py.Dataset, axes: Sequence[str], unit: str) -> None:
+        self.sum.update(f"{made.name}{made.shape};".encode())
+        axes = axes if self._with_scales else ()
+        for dimension, axis, length in zip(made.dims, axes, made.shape, strict=False):
+            if axis not in made.parent:
+                scale = _dataset(made.parent, axis, (length,), "<i4")
+                scale[...] = np.arange(length)
+                scale.make_scale(axis)
+            dimension.attach_scale(made.parent[axis])
+        if unit:
+            made.attrs["units"] = np.bytes_(unit.encode())
+
+
+def _dataset(
+    group: h5py.Group, name: str, shape: tuple[int, ...], dtype: str
+) -> h5py.Dataset:
+    """Create a dataset, which can grow if it has no rows yet."""
+    row = int(np.prod(shape[1:])) * np.dtype(dtype).itemsize
+    rows = max(1, CHUNK_BYTES // max(1, row))
+    inner = [max(1, length) for length in shape[1:]]
+    if row > 4 * CHUNK_BYTES and len(inner) > 1:  # split a large matrix by source
+        inner[0] = max(1, inner[0] * CHUNK_BYTES // row)
+    return group.create_dataset(
+        name,
+        shape=shape,
+        dtype=dtype,
+        maxshape=shape if shape[0] else (None, *shape[1:]),
+        chunks=(min(rows, shape[0]) or rows, *inner),
+        shuffle=True,
+        compression="gzip",
+        compression_opts=1,
+        fletcher32=True,
+    )
+
+
+def save(trace: Trace, path: Path, *, force: bool) -> None:
+    """Write a trace to a file; see :meth:`Trace.save`."""
+    validate_output(path, force=force, error=TraceError, overwrite="give force=True")
+    attributes = {"format": KIND, "version": VERSION, **meta_attributes(trace.meta)}
+    with (
+        write_errors(path, error=TraceError),
+        replacing(path) as temporary,
+        DeferredErrorFile(temporary) as target,
+    ):
+        with h5py.File(target, "w", libver=("v110", "v110")) as file:
+            writer = Writer(file, attributes)
+            _write(writer, trace)
+            writer.attribute("digest", writer.sum.hexdigest())
+        target.settle()
+
+
+def meta_attributes(meta: Meta) -> dict[str, Any]:
+    """Convert metadata to root attributes; node names are a table."""
+    return {name: v for name, v in meta.as_dict().items() if name != "nodes"}
+
+
+def _write(writer: Writer, trace: Trace) -> None:
+    nodes = trace.meta.nodes or ("",) * trace.meta.world
+    writer.put("rank/node", list(nodes))
+    write_groups(writer, trace.groups)
+    write_sites(writer, trace.sites)
+    for name, rows in (
+        ("placement", trace.placements),
+        ("clock", trace.clocks),
+        ("run", trace.runs),
+    ):
+        if len(rows):
+            write_table(writer, name, rows)
+    steps = trace.steps
+    writer.put("step/iteration", steps.iteration, "<i8")
+    writer.put("step/kind", list(steps.kind))
+    writer.put("step/source", steps.source, "|u1")
+    for name, kind in STEP_VALUES.items():
+        unit = "ns" if name in ("start", "end") else ""
+        writer.put(f"step/{name}", getattr(steps, name), kind, ("step", "rank"), unit)
+    table_of_call = np.array(trace.table_of_site)[trace.occurrences.site]
+    for table in sorted({*trace.table_of_site}):
+        _write_calls(writer, trace, table, np.flatnonzero(table_of_call == table))
+
+
+def _write_calls(writer: Writer, trace: Trace, table: str, calls: Int64) -> None:
+    """Write the table of all calls of one shape."""
+    of = trace.occurrences[calls]
+    layer, slot = (
+        np.array([getattr(s, name) for s in trace.sites], np.int64)[of.site]
+        for name in ("layer", "slot")
+    )
+    writer.put(f"{table}/site", of.site, "<i4")
+    writer.put(f"{table}/layer", layer, "<i4")
+    writer.put(f"{table}/micro_batch", slot, "<i4")
+    writer.put(f"{table}/iteration", of.iteration, "<i8")
+    if of.evaluation is not None and of.evaluation.any():
+        writer.put(f"{table}/evaluation", of.evaluation, "|u1")
+    for name, panel in sorted(trace.panels.items()):
+        own, _, column = name.partition("/")
+        if own == table and column not in ("wire", "volume"):
+            kind, _, unit = PANELS[column]
+            writer.put(name, panel, kind, unit=unit)
+    if table.startswith("call"):
+        number = np.full(len(of), -1, np.int64)
+        transposed = np.zeros(len(of), bool)
+        square = trace.square[of.site]
+        for column, mask in (("wire", square), ("volume", ~square)):
+            mine = np.flatnonzero(mask & (of.matrix >= 0))
+            rows, which = np.unique(of.matrix[mine], return_inverse=True)
+            if len(rows):
+                place = writer.distinct(
+                    f"{table}/{column}", trace.panels[f"{table}/{column}"], rows
+                )
+                pairs = np.array([place[row] for row in rows.tolist()], np.int64)
+                number[mine], flipped = pairs[which].T
+                transposed[mine] = of.transposed[mine] ^ (flipped == 1)
+        writer.put(f"{table}/sequence", of.sequence, "<i8")
+        writer.put(f"{table}/bytes_row", number, "<i4")
+        writer.put(f"{table}/transposed", transposed, "|u1")
+
+
+def write_groups(writer: Writer, groups: Sequence[Group]) -> None:
+    """Write process groups; the ranks of all groups are one column."""
+    writer.put("group/kind", [g.kind for g in groups])
+    writer.put("group/number", [g.number for g in groups], "<i4")
+    writer.put("group/size", [len(g.ranks) for g in groups], "<i4")
+    members = [rank for g in groups for rank in g.ranks]
+    writer.put("group/member_rank", members, "<i4", ("group_member",))
+
+
+def write_sites(writer: Writer, sites: Sequence[Site]) -> None:
+    """Write call sites, a column for each of their attributes."""
+    for name in SITE_TEXT:
+        writer.put(f"site/{name}", [getattr(s, name) for s in sites])
+    for name, kind in SITE_NUMBERS.items():
+        writer.put(f"site/{name}", [int(getattr(s, name)) for s in sites], kind)
+    writer.put("site/micro_batch", [s.slot for s in sites], "<i4")
+    for number, name in enumerate(("source_rank", "destination_rank")):
+        writer.put(f"site/{name}", [s.peers[number] for s in sites], "<i4")
+
+
+def write_table(writer: Writer, name: str, table: npt.NDArray[Any]) -> None:
+    """Write a structured array as one column per field."""
+    for field in table.dtype.names or ():
+        writer.put(f"{name}/{field}", table[field], table.dtype[field].str)
+
+
+def _as_text(values: Sequence[str]) -> tuple[npt.NDArray[Any], str]:
+    """Encode strings as fixed-width UTF-8, unencodable characters as "?"."""
+    raw = [v.encode(errors="replace") for v in values]
+    width = max([1, *map(len, raw)])
+    return np.array(raw, f"S{width}"), f"S{width}"
+
+
+# ---- reading ------------------------------------------------------------------------
+
+
+class TraceFile:
+    """Open HDF5 file of one kind and version; errors name the file and dataset."""
+
+    def __init__(self, path: Path, kind: str = KIND, version: int = VERSION) -> None:
+        self.path = path
+        self._file: h5py.File | None = None
+        if not os.path.isfile(path):
+            if os.path.exists(path):
+                raise TraceError(f"{path} is not a file: name a trace file")
+            raise TraceError(f"there is no file {_short(path)}: check the path")
+        with self.reading("its structure"):
+            try:
+                with path.open("rb") as raw:
+                    if raw.read(8) != b"\x89HDF\r\n\x1a\n":
+                        raise TraceError(
+                            f"{path} is not an HDF5 file: name a trace that moetraffic "
+                            "wrote"
+                        )
+            except PermissionError:
+                raise TraceError(
+                    f"{path} may not be read: change its permissions"
+                ) from None
+            self._file = h5py.File(path, "r")
+            self.attributes = {k: _plain(v) for k, v in self._file.attrs.items()}
+        stated = self.attributes.get("version", self.attributes.get("format_version"))
+        if self.attributes.get("format") != kind:
+            self.close()
+            raise TraceError(
+                f"{path} is an HDF5 file of another kind, not {KINDS.get(kind, kind)}: "
+                "name a file that moetraffic wrote"
+            )
+        if stated != version:
+            self.close()
+            raise OtherVersionError(
+                f"{path} has format version {stated}, and this moetraffic reads "
+                f"version {version}: use the release that wrote it"
+            )
+
+    def __enter__(self) -> TraceFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that was written: the same for equal contents."""
+        return str(self.attributes.get("digest", ""))
+
+    def close(self) -> None:
+        """Close the file; its panels cannot be read afterwards."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """Raise what prevents reading as an error that names the file and ``what``."""
+        try:
+            yield
+        except (TraceError, MemoryError):
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise TraceError(
+                f"{self.path} is damaged or no trace: {what} cannot be read "
+                f"({reason}); take a copy that is whole"
+            ) from None
+
+    def file(self) -> h5py.File:
+        """Return the open HDF5 file."""
+        if self._file is None:
+            raise TraceError(
+                f"{self.path} is closed: read it before the end of its with block, or "
+                "open it again"
+            )
+        return self._file
+
+    def names(self, group: str = "/") -> list[str]:
+        """List the members of a group; none if there is no such group."""
+        with self.reading(f"the list of {group}"):
+            return list(self.file()[group]) if group in self.file() else []
+
+    def column(self, name: str, dtype: str) -> npt.NDArray[Any]:
+        """Read a whole dataset of the given type."""
+        with self.reading(f"/{name}"):
+            data = self.file()[name]
+            if data.dtype != np.dtype(dtype):
+                raise ValueError(f"its type is {data.dtype}, not {dtype}")
+            return np.asarray(data[()])
+
+    def text(self, name: str) -> list[str]:
+        """Read a text column."""
+        with self.reading(f"/{name}"):
+            raw = self.file()[name][()].tolist()
+            return [sys.intern(each.decode()) for each in raw]
+
+    def panel(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> Panel:
+        """Open a panel whose axes have the given lengths (None: any)."""
+        with self.reading(f"/{name}"):
+            data = self.file()[name]
+            same = len(data.shape) == len(shape) and all(
+                n in (None, m) for n, m in zip(shape, data.shape, strict=True)
+            )
+            if not same or not np.can_cast(data.dtype, dtype):
+                raise ValueError(
+                    f"it is {data.dtype} {data.shape}, not {dtype} {shape}"
+                )
+            return FilePanel(self, name, data, np.dtype(dtype))
+
+
+class FilePanel:
+    """Panel in a file."""
+
+    def __init__(
+        self, file: TraceFile, name: str, data: h5py.Dataset, dtype: np.dtype[Any]
+    ) -> None:
+        self._file, self._name, self._data, self.dtype = file, name, data, dtype
+        self.shape: tuple[int, ...] = data.shape
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Read rows of the half-open range [start, stop)."""
+        self._file.file()
+        with self._file.reading(f"/{self._name}"):
+            return np.asarray(self._data[start:stop], self.dtype)
+
+
+def load(path: Path, kind: type[T]) -> T:
+    """Read a trace from a file; see :meth:`Trace.open`."""
+    file = TraceFile(path)
+    try:
+        with file.reading("a table"):
+            return _read(file, kind)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _read(file: TraceFile, kind: type[T]) -> T:
+    meta = read_meta(file)
+    nodes = file.text("rank/node")
+    if any(nodes):
+        meta = Meta(**{**meta.as_dict(), "nodes": tuple(nodes)})
+    panels: dict[str, Panel] = {}
+    parts = [dict.fromkeys(CALL_COLUMNS, np.zeros(0, np.int64))]
+    for table in file.names():
+        if table.startswith(("call_", "routing_")):
+            columns, own = _read_calls(file, table)
+            parts.append(columns)
+            panels |= own
+    joined = {name: np.concatenate([p[name] for p in parts]) for name in CALL_COLUMNS}
+    order = np.lexsort((joined["iteration"], joined["site"]))
+    joined = {name: column[order] for name, column in joined.items()}
+    evaluation = joined["evaluation"].astype(bool)
+    steps = Steps(
+        iteration=file.column("step/iteration", "<i8"),
+        kind=tuple(file.text("step/kind")),
+        source=file.column("step/source", "|u1"),
+        **{n: file.column(f"step/{n}", k) for n, k in STEP_VALUES.items()},
+    )
+    return kind(
+        meta=meta,
+        groups=read_groups(file),
+        sites=read_sites(file),
+        occurrences=Occurrences(
+            iteration=joined["iteration"],
+            site=joined["site"].astype(np.int32),
+            sequence=joined["sequence"],
+            matrix=joined["matrix"],
+            transposed=joined["transposed"].astype(bool),
+            evaluation=evaluation if evaluation.any() else None,
+        ),
+        panels=panels,
+        steps=steps,
+        placements=read_table(file, "placement", PLACEMENT),
+        clocks=read_table(file, "clock", CLOCK),
+        runs=read_table(file, "run", RUN),
+        file=file,
+    )
+
+
+def _read_calls(
+    file: TraceFile, table: str
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Panel]]:
+    """Read the columns of a table of calls, and open its panels."""
+    kind, _, shape = table.partition("_")
+    lengths = [int(part) for part in shape.split("x")]
+    names = file.names(table)
+    site = file.column(f"{table}/site", "<i4")
+    columns: dict[str, npt.NDArray[Any]] = {
+        "site": site,
+        "iteration": file.column(f"{table}/iteration", "<i8"),
+        "sequence": np.full(len(site), -1),
+        "matrix": np.full(len(site), -1),
+        "transposed": np.zeros(len(site), np.uint8),
+        "evaluation": np.zeros(len(site), np.uint8),
+    }
+    if kind == "call":
+        columns["sequence"] = file.column(f"{table}/sequence", "<i8")
+        columns["matrix"] = file.column(f"{table}/bytes_row", "<i4")
+        columns["transposed"] = file.column(f"{table}/transposed", "|u1")
+    if "evaluation" in names:
+        columns["evaluation"] = file.column(f"{table}/evaluation", "|u1")
+    length = {"member": lengths[0], "src": lengths[0], "dst": lengths[0]}
+    length["expert"] = lengths[-1]
+    panels = {}
+    for column in names:
+        if column in PANELS:
+            dtype, inner, _ = PANELS[column]
+            rows = None if column in ("wire", "volume") else len(site)
+            shaped = (rows, *(length.get(axis) for axis in inner))
+            panels[f"{table}/{column}"] = file.panel(f"{table}/{column}", dtype, shaped)
+    return columns, panels
+
+
+def read_meta(file: TraceFile) -> Meta:
+    """Read the metadata, without the node names."""
+    read: dict[str, Any] = {}
+    for field in fields(Meta):
+        if field.name != "nodes":
+            value = file.attributes[field.name]
+            read[field.name] = bool(value) if field.type == "bool" else value
+    return Meta(**read)
+
+
+def read_groups(file: TraceFile) -> list[Group]:
+    """Read the process groups."""
+    ends = np.cumsum(file.column("group/size", "<i4"))
+    members = np.split(file.column("group/member_rank", "<i4"), ends[:-1])
+    numbers = file.column("group/number", "<i4").tolist()
+    return [
+        Group(kind=kind, ranks=tuple(ranks.tolist()), number=number)
+        for kind, ranks, number in zip(
+            file.text("group/kind"), members, numbers, strict=False
+        )
+    ]
+
+
+def read_sites(file: TraceFile) -> list[Site]:
+    """Read the call sites."""
+    columns: dict[str, list[Any]] = {n: file.text(f"site/{n}") for n in SITE_TEXT}
+    for name, dtype in SITE_NUMBERS.items():
+        columns[name] = file.column(f"site/{name}", dtype).tolist()
+    columns["slot"] = file.column("site/micro_batch", "<i4").tolist()
+    columns["dropped"] = [DroppedForm(v) for v in columns["dropped"]]
+    columns["source"] = [Source(v) for v in columns["source"]]
+    ends = (
+        file.column(f"site/{n}", "<i4").tolist()
+        for n in ("source_rank", "destination_rank")
+    )
+    columns["peers"] = list(zip(*ends, strict=True))
+    names = list(columns)
+    return [
+        Site(**dict(zip(names, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def read_table(file: TraceFile, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Read a structured array from one column per field; empty if it is absent."""
+    present = file.names(name)
+    columns = [
+        file.column(f"{name}/{field}", dtype[field].str)
+        for field in (dtype.names or ())
+        if present
+    ]
+    table = np.zeros(len(columns[0]) if columns else 0, dtype)
+    for field, column in zip(dtype.names or (), columns, strict=False):
+        table[field] = column
+    return table
+
+
+def _plain(value: Any) -> Any:
+    """Convert an attribute to str, int or float."""
+    if isinstance(value, bytes | np.bytes_):
+        return value.decode().rstrip("\0")
+    return value.item() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def _short(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:80]}...{text[-40:]}"

@@ -1,0 +1,1 @@
+"""Traces of the same run on other ranks, with other bytes, dispatcher or placement."""
