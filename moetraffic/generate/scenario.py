@@ -14,9 +14,11 @@ from functools import reduce
 
 import numpy as np
 
+from moetraffic.analysis.exchange import elapsed
 from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.trace import PHASES, Trace
+from moetraffic.trace.iterations import regular_stretch
 from moetraffic.trace.panel import ArrayPanel, take
 from moetraffic.trace.routed import RoutedLayer
 from moetraffic.trace.what_if.relocate import routed_layers
@@ -253,6 +255,13 @@ def stacked_rows(
         raise AnalysisError(
             f"a generator is fitted to at least {SHORTEST} iterations, but "
             f"{trace.name} has {total} that are whole: capture more"
+        )
+    stretch, spacing = regular_stretch(elapsed(trace, layers[0].iteration))
+    if spacing > 1 or stretch != slice(0, total):
+        raise AnalysisError(
+            "a generator is fitted to successive iterations, but those of "
+            f"{trace.name} are {spacing} apart or have gaps (the longest part without "
+            f"one has {stretch.stop - stretch.start} of {total}): capture all of them"
         )
     shape = (total, len(scenario.layers), len(slots) * ranks, scenario.experts)
     found = np.empty(shape, np.int32)

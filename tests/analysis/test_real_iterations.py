@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from moetraffic import Trace, analyze
+from moetraffic import Trace, analyze, generate_trace
 from moetraffic.analysis.exchange import elapsed
 from moetraffic.errors import AnalysisError
 from moetraffic.policies.trace_series import byte_series
@@ -91,3 +91,9 @@ def test_a_policy_is_told_of_iterations_that_are_apart() -> None:
     )
     assert "5 apart" in byte_series(apart).notes[0]
     assert "are missing" in byte_series(missing).notes[0]
+
+
+def test_no_generator_is_fitted_to_iterations_that_are_apart() -> None:
+    apart = periodic(2, np.arange(300) % 5 == 0)
+    with pytest.raises(AnalysisError, match="are 5 apart or have gaps"):
+        generate_trace(apart)
