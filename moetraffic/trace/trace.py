@@ -677,21 +677,6 @@ class Trace(ShownAsTables):
                 panels[name] = ArrayPanel(take(panel, rows))
         return self.replaced(occurrences=self.occurrences[keep], panels=panels)
 
-    def with_times(
-        self, times: Mapping[str, Mapping[int, Int64]], **parts: Any
-    ) -> Trace:
-        """Copy the trace with other times of calls, by column and width.
-
-        ``times["issue"][W]`` are ``[calls of W ranks, W]`` int64 ns; other parts are
-        replaced by parameter name.  Other times are not those of ``runs``, which are
-        left out unless they are given.
-        """
-        panels = dict(self.panels)
-        for column, by_width in times.items():
-            for width, array in by_width.items():
-                panels[f"call_{width}/{column}"] = ArrayPanel(array)
-        return self.replaced(**({"panels": panels, "runs": None} | parts))
-
     def calls(self) -> pandas.DataFrame:
         """Build a pandas table with one row per call, in the trace's order.
 

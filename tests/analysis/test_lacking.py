@@ -20,6 +20,7 @@ from moetraffic.trace import ALL_TO_ALL, ROUTING, Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT, UNKNOWN_TIME, Presence
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
+from tests.timed import with_times
 
 
 def made(
@@ -143,7 +144,7 @@ def test_without_demand_without_wire_and_without_times() -> None:
             for width in (2, 4)
             if f"call_{width}/issue" in trace.panels
         }
-        timeless = trace.with_times(dict.fromkeys(("issue", "start", "end"), unknown))
+        timeless = with_times(trace, dict.fromkeys(("issue", "start", "end"), unknown))
         found = analyze(timeless)
         assert found.beats.found == ()
         assert any("no rhythm" in note for note in found.notes)

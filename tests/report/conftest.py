@@ -12,6 +12,7 @@ from moetraffic.fabric.named import Network, load_fabric
 from moetraffic.report.page import Content, content
 from moetraffic.trace import UNKNOWN_TIME, Trace
 from moetraffic.trace.model import CLOCK
+from tests.timed import with_times
 
 HOSTILE = "<script>window.hostile = 1</script>"
 
@@ -35,7 +36,8 @@ def halved(golden: Trace) -> Trace:
         start[size] = np.full_like(told[1], UNKNOWN_TIME)
         half = told[0] + (told[2] - np.where(known, told[0], 0)) // 2
         end[size] = np.where(known, half, UNKNOWN_TIME)
-    return trace.with_times(
+    return with_times(
+        trace,
         {"issue": issue, "start": start, "end": end},
         meta=replace(trace.meta, origin="replayed"),
         clocks=np.zeros(0, CLOCK),

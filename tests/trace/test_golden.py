@@ -12,6 +12,7 @@ from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES, ROUTING, DroppedForm, Trace
 from moetraffic.trace.model import RUN
+from tests.timed import with_times
 
 
 def test_golden_file_says_what_it_said() -> None:
@@ -112,6 +113,6 @@ def test_a_replayed_trace_has_its_runs() -> None:
         end = trace.panels["call_2/end"]
         moved = {"end": {2: end.read(0, end.shape[0])}}
         assert len(trace.replaced(meta=trace.meta).runs) == 24
-        assert not len(trace.with_times(moved).runs)
+        assert not len(with_times(trace, moved).runs)
     with Trace.open(path("golden-token-sample.h5")) as trace:
         assert not len(trace.runs)

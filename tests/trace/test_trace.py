@@ -14,6 +14,7 @@ from moetraffic.trace import PHASES, ROUTING, Meta, Trace
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.panel import count_equal
+from tests.timed import with_times
 
 
 def test_wire_told_by_demand_is_kept_copies_times_row_bytes(trace: Trace) -> None:
@@ -153,8 +154,10 @@ def test_a_selection_keeps_its_bytes(trace: Trace) -> None:
 
 def test_replaced_times_leave_the_traffic(trace: Trace, tmp_path: Path) -> None:
     rows = trace.panels["call_2/issue"].shape[0]
-    new = trace.with_times(
-        {"end": {2: np.full((rows, 2), 7)}}, meta=Meta(world=4, origin="replayed")
+    new = with_times(
+        trace,
+        {"end": {2: np.full((rows, 2), 7)}},
+        meta=Meta(world=4, origin="replayed"),
     )
     new.save(tmp_path / "new.h5")
     with Trace.open(tmp_path / "new.h5") as again:

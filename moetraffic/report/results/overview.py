@@ -163,7 +163,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         columns=dict.fromkeys(["of", *SOURCES], "") | {"of": "<"},
         rows=[(what, *n.values()) for what, n in source_counts(trace).items()],
     )
-    names = ("layer", "call", "call index", "group", "row bytes", "count", "wire")
+    names = ("layer", "call", "call index", "group", "row bytes", "count")
     return [
         Table(
             title=trace.name if path is None else "",
@@ -184,10 +184,11 @@ def _site_rows(trace: Trace) -> list[tuple[object, ...]]:
         call, operation = site["phase"] or site["label"], site["operation"]
         name = f"{call} ({operation})" if call not in ("", operation) else operation
         kind = site["group"].split(" ", 1)[0]
-        key = (site["layer"], name, kind, site["row_bytes"], site["wire"])
+        name += ", bytes unknown" * (site["wire"] == "not seen")
+        key = (site["layer"], name, kind, site["row_bytes"])
         together.setdefault(key, []).append(site)
     rows: list[tuple[object, ...]] = []
-    for (layer, name, kind, row_bytes, wire), sites in together.items():
+    for (layer, name, kind, row_bytes), sites in together.items():
         groups = {s["group"] for s in sites}
         slots = [s["slot"] for s in sites]
         first, last = min(slots), max(slots)
@@ -197,7 +198,6 @@ def _site_rows(trace: Trace) -> list[tuple[object, ...]]:
                 groups.pop() if len(groups) == 1 else f"{kind}, {len(groups)} groups",
                 row_bytes or None,
                 sum(s["occurrences"] for s in sites),
-                wire,
             )
         )
     return rows

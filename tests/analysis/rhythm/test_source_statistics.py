@@ -22,6 +22,7 @@ from moetraffic.analysis.times.call_times import (
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, UNKNOWN_TIME
+from tests.timed import with_times
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -51,7 +52,8 @@ def clocked(captured: Path) -> Trace:
     at = (trace.occurrences.iteration * 10 + np.where(phase, 6, 3)) * MS
     start = timed(trace, at)
     marks = np.repeat(trace.steps.iteration[:, None] * 10 * MS, 4, axis=1)
-    return trace.with_times(
+    return with_times(
+        trace,
         {"issue": start, "start": start, "end": {4: start[4] + 2 * MS}},
         steps=replace(trace.steps, start=marks, end=marks + 10 * MS),
         clocks=trace.clocks[:0],
@@ -118,7 +120,8 @@ def test_an_evaluation_between_steps_is_no_gap(captured: Path) -> None:
     moved = np.where(trace.occurrences.iteration > 11, 70 * MS, 0)
     issue, _, end = trace.times(np.arange(len(trace.occurrences)))
     begin = timed(trace, issue[:, 0] + moved)
-    trace = trace.with_times(
+    trace = with_times(
+        trace,
         {"issue": begin, "start": begin, "end": timed(trace, end[:, 0] + moved)},
         steps=replace(
             steps, kind=kinds, start=steps.start + later, end=steps.end + later
@@ -138,7 +141,7 @@ def test_without_times_there_is_no_rhythm(captured: Path) -> None:
     with Trace.open(captured) as trace:
         silent = trace.select(trace.find(operation=ALL_TO_ALL))
         never = timed(silent, np.full(len(silent.occurrences), UNKNOWN_TIME))
-        silent = silent.with_times(dict.fromkeys(("issue", "start", "end"), never))
+        silent = with_times(silent, dict.fromkeys(("issue", "start", "end"), never))
         found = beats(silent, by=SOURCES)
         assert found.found == ()
         assert found.notes == (

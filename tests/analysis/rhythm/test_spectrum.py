@@ -11,6 +11,7 @@ from moetraffic.analysis.rhythm.spectrum import spectra
 from moetraffic.data import path
 from moetraffic.trace import Trace
 from moetraffic.trace.model import CLOCK
+from tests.timed import with_times
 
 STEP_NS = 1_000_000
 
@@ -26,7 +27,8 @@ def regular(trace: Trace) -> Trace:
         begin[size] = np.repeat(at[:, None], size, axis=1).astype(np.int64)
     start = np.repeat(trace.steps.iteration[:, None] * STEP_NS, trace.meta.world, 1)
     end = {size: at + 4_000 for size, at in begin.items()}
-    return trace.with_times(
+    return with_times(
+        trace,
         {"issue": begin, "start": begin, "end": end},
         steps=replace(trace.steps, start=start, end=start + STEP_NS),
         clocks=np.zeros(0, CLOCK),

@@ -16,6 +16,7 @@ from moetraffic.analysis.rhythm.typical_iteration import (
 )
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME
+from tests.timed import with_times
 
 MS = 1_000_000
 
@@ -39,7 +40,8 @@ def square(captured: Path) -> Trace:
     start = timed(trace, (trace.occurrences.iteration * 10 + 3) * MS)
     steps = trace.steps
     marks = np.repeat(steps.iteration[:, None] * 10 * MS, 4, axis=1)
-    return trace.with_times(
+    return with_times(
+        trace,
         {"issue": start, "start": start, "end": {4: start[4] + 2 * MS}},
         steps=replace(steps, start=marks, end=marks + 10 * MS),
         clocks=trace.clocks[:0],
@@ -94,6 +96,6 @@ def test_without_times_there_is_none(captured: Path) -> None:
     with Trace.open(captured) as trace:
         silent = trace.select(trace.find(operation=ALL_TO_ALL))
         never = timed(silent, np.full(len(silent.occurrences), UNKNOWN_TIME))
-        silent = silent.with_times(dict.fromkeys(("issue", "start", "end"), never))
+        silent = with_times(silent, dict.fromkeys(("issue", "start", "end"), never))
         with pytest.raises(AnalysisError, match="whose times are known"):
             find_typical_iteration(silent)

@@ -22,6 +22,7 @@ from moetraffic.replay.execution.pace import (
 )
 from moetraffic.replay.plan.program import UNKNOWN_GAP
 from moetraffic.trace.model import UNKNOWN_TIME
+from tests.timed import with_times
 
 MS = 1_000_000
 
@@ -39,7 +40,7 @@ def at_times(trace, when):
         {w: np.repeat(pairs[width == w, at, None], w, 1) for w in {*width.tolist()}}
         for at in (0, 1)
     )
-    return trace.with_times({"issue": issue, "start": issue, "end": end})
+    return with_times(trace, {"issue": issue, "start": issue, "end": end})
 
 
 def spaced(site, iteration):
@@ -101,7 +102,7 @@ def test_what_the_capture_saw_overlap_may_overlap(toy):
 def test_unknown_times_leave_one_order_for_all_ranks(toy):
     trace = toy(world=4, groups=[(0, 2), (3, 1)])
     unknown = np.full(trace.panels["call_2/issue"].shape, UNKNOWN_TIME)
-    plan = make_plan(trace.with_times({"issue": {2: unknown}}))
+    plan = make_plan(with_times(trace, {"issue": {2: unknown}}))
     for program in plan.programs.values():
         assert set(program.gap_ns.tolist()) == {UNKNOWN_GAP}
         assert set(program.after.tolist()) == {-1}

@@ -12,6 +12,7 @@ import pytest
 from moetraffic.replay import make_plan
 from moetraffic.trace.trace import Trace
 from tests.replay.conftest import make_trace
+from tests.timed import with_times
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def overlapped_on_rank_0() -> Trace:
         here = trace.occurrences.iteration == iteration
         last = issue[here & ~reduced, 0].max()
         issue[here & reduced, 0] = last + 5  # each all-to-all takes 20 ns
-    return trace.with_times({"issue": {2: issue}, "start": {2: issue}})
+    return with_times(trace, {"issue": {2: issue}, "start": {2: issue}})
 
 
 def test_all_ranks_verify_in_the_order_of_the_operations(overlapped_on_rank_0):

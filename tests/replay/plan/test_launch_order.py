@@ -12,6 +12,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.plan.background import BackgroundPattern
 from moetraffic.replay.plan.program import Plan
 from tests.replay.conftest import make_trace
+from tests.timed import with_times
 
 
 def waiting(plan: Plan) -> nx.DiGraph:
@@ -43,7 +44,7 @@ def jittered(seed: int, world: int = 6):
         shape = trace.panels[f"call_{width}/issue"].shape
         issue[width] = rng.integers(0, 10**6, shape)
         end[width] = issue[width] + rng.integers(1, 10**6, shape)
-    return trace.with_times({"issue": issue, "end": end})
+    return with_times(trace, {"issue": issue, "end": end})
 
 
 @given(seed=st.integers(0, 2**32 - 1))

@@ -14,6 +14,7 @@ from moetraffic.errors import ReplayError
 from moetraffic.replay import make_plan
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
+from tests.timed import with_times
 
 
 def matrices(plan) -> dict[int, np.ndarray]:
@@ -77,7 +78,7 @@ def test_where_times_are_unknown_the_order_is_that_of_the_sites(toy):
     trace = toy(iterations=(0,))
     assert make_plan(trace).programs[0].operation.tolist() == [3, 4, 5, 0, 1, 2, 6]
     unknown = np.full(trace.panels["call_2/issue"].shape, UNKNOWN_TIME)
-    plan = make_plan(trace.with_times({"issue": {2: unknown}}))
+    plan = make_plan(with_times(trace, {"issue": {2: unknown}}))
     assert plan.programs[0].operation.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 

@@ -34,6 +34,7 @@ from moetraffic.trace.model import Presence
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.what_if.rescale import Scaling
 from moetraffic.units import byte_size
+from tests.timed import with_times
 from tests.trace.what_if.test_dispatchers import routed
 
 RATE = 125e6  # bytes/s of 1Gbps
@@ -131,7 +132,7 @@ def test_what_no_rank_could_replay_is_refused_before_the_plan(
     path = toy_file(world=2)
     with Trace.open(path) as trace:
         unknown = {2: np.full(trace.panels["call_2/issue"].shape, UNKNOWN_TIME)}
-        virtual = trace.with_times({"issue": unknown, "end": unknown})
+        virtual = with_times(trace, {"issue": unknown, "end": unknown})
         virtual.save(tmp_path / "virtual.h5")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for file, options, sentence in (

@@ -18,6 +18,7 @@ from moetraffic.trace.model import TRANSPOSED_PHASES, Group, Meta, Steps
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from moetraffic.trace.what_if.dispatchers import redispatch
+from tests.timed import with_times
 
 ROW = 8
 EXPERTS = 8
@@ -138,7 +139,7 @@ def test_returning_rows_take_the_steps_in_the_reversed_order():
     at = 10_000 * calls.iteration + 100 * calls.site
     issue = np.repeat(at[:, None], 4, axis=1)
     times = {"issue": issue, "start": issue, "end": issue + 90}
-    timed = trace.with_times({name: {4: values} for name, values in times.items()})
+    timed = with_times(trace, {name: {4: values} for name, values in times.items()})
     plan = make_plan(redispatch(timed, "deduplicated", ranks_per_node=2))
     order = [
         (plan.sites[s].phase, plan.sites[s].label)

@@ -27,6 +27,7 @@ from moetraffic.trace.what_if.rescale import (
     share,
 )
 from tests.replay.conftest import make_trace
+from tests.timed import with_times
 
 RANKS = 64
 
@@ -370,7 +371,7 @@ def test_bytes_and_times_are_those_of_the_ranks_on_each(where, seed, factor):
     shapes = {w: trace.panels[f"call_{w}/end"].shape for w in (3, 6)}
     late = {w: rng.integers(0, 10**9, shape) for w, shape in shapes.items()}
     ends = {w: t + 7 for w, t in late.items()}
-    trace = trace.with_times({"issue": late, "end": ends})
+    trace = with_times(trace, {"issue": late, "end": ends})
     scaling = Scaling(rank_map=listed(where), factor=Fraction(factor))
     made, ledger = rescaled(trace, scaling)
     for number, site in enumerate(made.sites):
@@ -446,7 +447,7 @@ def test_the_digest_covers_times_which_order_the_operations_at_every_pace():
     trace = make_trace(world=2)
     issue = trace.panels["call_2/issue"].read(0, len(trace.occurrences)).copy()
     issue[3, 1] -= 1
-    other = trace.with_times({"issue": {2: issue}})
+    other = with_times(trace, {"issue": {2: issue}})
     one, two = (make_plan(t, ranks=()).digest for t in (trace, other))
     assert one != two
     renamed = trace.replaced(meta=replace(trace.meta, model="other"))
