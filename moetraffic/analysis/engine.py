@@ -227,7 +227,8 @@ def analyze(
     every = sources(trace, notes, iterations=iterations, **chosen)
     missing = gaps(every)
     notes += missing
-    check_horizons(ahead, max((len(each.iterations) for each in every), default=0))
+    spans = [len(each.iterations) * each.regular[1] for each in every]
+    check_horizons(ahead, max(spans, default=0))
     iterations = new_iterations(trace, iterations, [])
     when = lead_times(trace, iterations=iterations)
     followed = bool({"claims", "forecasts", "limits", "convergence"} & set(parts))
