@@ -10,9 +10,8 @@ that recording takes from a call:
 
 - *thread*: processor time of the thread that calls (``time.thread_time``);
 - *process*: processor time of all threads of the training process, which includes the
-  one that encodes the records, until the records have left the process;
-- *committer*: processor time of the process that writes the records, until they are on
-  the disk;
+  one that writes the records, until they are on the disk;
+- *writer*: that of the writing thread alone;
 - *wall*: elapsed time of the calls.
 
 Starting and closing a recorder is not part of a block.  A step ends after 64 calls, a
@@ -23,7 +22,8 @@ about four minutes on two quiet cores.  The ways:
 
 - *compiled*, *python*: the Recorder with either hook;
 - *none*: no recorder either, which shows the error of the measurement;
-- *forward*: a kernel of torch's dispatcher in Python that only forwards the call;
+- *bare*, *forward*: a kernel of torch's dispatcher in Python that only forwards the
+  call, by the operator's ``redispatch`` or by that of its boxed handle;
 - *profiler*, *observer*: torch's profiler and execution trace observer.
 
 Processor times of neighboring blocks can be compared on a busy machine too; wall times
@@ -37,9 +37,10 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ SLOW = {"profiler": 8, "observer": 16}  # times fewer steps a block
 QUIET_S = 0.05  # without processor time, after which a process has nothing to do
 START_S, DRAIN_S = 10.0, 5.0
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # cuda: a GPU for each rank
-CLOCKS = ("thread", "process", "committer", "wall")
+CLOCKS = ("thread", "process", "writer", "wall")
 Way = Callable[[Path], Any]
 
 
@@ -118,6 +119,21 @@ def forwarded(_: Path) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
+def bare(_: Path) -> Iterator[Callable[[], None]]:
+    library = torch.library.Library("c10d", "IMPL")
+    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    operator = torch.ops.c10d.alltoall_base_.default
+    library.impl(
+        "alltoall_base_",
+        lambda keys, *given: operator.redispatch(keys & after, *given),
+        "BackendSelect",
+        with_keyset=True,
+    )
+    yield lambda: None
+    library._destroy()
+
+
+@contextmanager
 def profiled(_: Path) -> Iterator[Callable[[], None]]:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True):
         yield lambda: None
@@ -137,29 +153,28 @@ WAYS: dict[str, Way] = {
     "compiled": recorded("native"),
     "python": recorded("python"),
     "forward": forwarded,
+    "bare": bare,
     "profiler": profiled,
     "observer": observed,
 }
 
 
-def children_s() -> dict[int, float]:
-    """Processor time of each running child process."""
-    spent = {}
-    for listed in Path("/proc/self/task").glob("*/children"):
-        for child in map(int, listed.read_text().split()):
-            with suppress(OSError):  # it has just ended
-                # the clock of another process, as clock_getcpuclockid(3) computes it
-                spent[child] = time.clock_gettime((~child << 3) | 2)
-    return spent
+def writer_s() -> float:
+    """Processor time of the thread that writes a recorder's log, 0 without one."""
+    for thread in threading.enumerate():
+        if thread.name == "moetraffic-log":
+            spent = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
+            return int(spent.split()[0]) / 1e9
+    return 0.0
 
 
 def until_quiet(limit_s: float) -> None:
-    """Wait until other threads and the child processes have nothing left to do."""
+    """Wait until other threads have nothing left to do."""
     deadline = time.monotonic() + limit_s
     before, quiet = -1.0, 0
-    while time.monotonic() < deadline and quiet < 4:
+    while time.monotonic() < deadline and quiet < 8:  # longer than a writer's pause
         time.sleep(QUIET_S)
-        now = time.process_time() + sum(children_s().values())
+        now = time.process_time()
         quiet = quiet + 1 if now - before < QUIET_S / 10 else 0
         before = now
 
@@ -167,7 +182,7 @@ def until_quiet(limit_s: float) -> None:
 def block(exchange: Exchange, steps: int, end: Callable[[], None]) -> list[float]:
     """Return microseconds a call by each of :data:`CLOCKS`."""
     dist.barrier()
-    thread, whole, child = time.thread_time(), time.process_time(), children_s()
+    thread, whole, writing = time.thread_time(), time.process_time(), writer_s()
     begin = time.perf_counter()
     exchange.steps(steps, end)
     wall, thread = time.perf_counter() - begin, time.thread_time() - thread
@@ -175,8 +190,7 @@ def block(exchange: Exchange, steps: int, end: Callable[[], None]) -> list[float
     until_quiet(DRAIN_S)
     waiting = time.thread_time() - waiting  # of this program, not of a recorder
     whole = time.process_time() - whole - waiting
-    # a process that ended is of an earlier recorder
-    writing = sum(s - child.get(pid, 0.0) for pid, s in children_s().items())
+    writing = writer_s() - writing
     spent = (thread, whole, writing, wall)
     return [s / (steps * STEP_CALLS) * 1e6 for s in spent]
 
@@ -210,7 +224,7 @@ def measure(
                 else folder / f"{way}-{number}"
             ) as end:
                 exchange.steps(2, end)
-                until_quiet(START_S)  # the committer process imports its modules
+                until_quiet(START_S)
                 blocks.append(block(exchange, steps, end))
             until_quiet(START_S)
             blocks.append(block(exchange, steps // 2, lambda: None))

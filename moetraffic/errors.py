@@ -48,7 +48,7 @@ class LayoutError(MoetrafficError):
 
 
 class CaptureError(MoetrafficError):
-    """Raised if a capture cannot start, or segments cannot be merged."""
+    """Raised if a capture cannot start, or logs cannot be merged."""
 
 
 class ReplayError(MoetrafficError):

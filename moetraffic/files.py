@@ -16,8 +16,8 @@ from pathlib import Path
 
 from moetraffic.errors import MoetrafficError
 
-SEGMENTS = ".segments"
-"""Suffix, after the trace file name, of the folder that holds a capture's segments."""
+LOGS = ".logs"
+"""Suffix, after the trace file name, of the folder that holds a capture's logs."""
 
 _REMEDIES = (
     dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room or choose another folder")
@@ -91,7 +91,7 @@ def validate_output(
                 raise error(what)
         validate_folder(folder, error=error)
         # the longest name that is written next to the output must be valid
-        beside = max((path.name + SEGMENTS, _temporary(path).name), key=len)
+        beside = max((path.name + LOGS, _temporary(path).name), key=len)
         folder.joinpath(beside).exists()
         tempfile.TemporaryFile(dir=folder).close()
 

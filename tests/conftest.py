@@ -14,10 +14,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from moetraffic.trace.merge.log_format import read_state, state_file
+
 # Several processes run the tests, and ranks beside them: where each has threads on
 # every core, these spin for one that waits for its turn, and a product of two small
 # matrices takes a tenth of a second.  It is read where torch and numpy are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Launchers compile the hook where there is a compiler, which takes half a minute; tests
+# of the compiled hook ask for it.
+os.environ.setdefault("MOETRAFFIC_HOOK", "python")
 
 # A shell starts background jobs (nohup make test &) with SIGINT ignored, and the
 # processes that tests start and interrupt would inherit that.
@@ -73,9 +79,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
+def ended_steps(logs: Path, rank: int) -> int:
+    """Steps that a rank has ended, 0 before it records."""
+    state = state_file(logs, rank)
+    return read_state(state).steps if state.exists() and state.stat().st_size else 0
+
+
 @pytest.fixture(scope="session")
 def endless() -> Callable[[Path], subprocess.Popen[str]]:
-    """Start a capture of 2 ranks that does not end, and wait for its first segments."""
+    """Start a capture of 2 ranks that does not end, and wait for its first steps."""
 
     def start(path: Path) -> subprocess.Popen[str]:
         run = subprocess.Popen(
@@ -89,7 +101,8 @@ def endless() -> Callable[[Path], subprocess.Popen[str]]:
             text=True,
         )
         deadline = time.monotonic() + 60
-        while len(list(path.parent.glob(f"{path.name}.segments/*/segment-*.h5"))) < 2:
+        logs = path.with_name(f"{path.name}.logs")
+        while not all(ended_steps(logs, rank) >= 20 for rank in range(2)):
             assert run.poll() is None, run.stderr.read() if run.stderr else ""
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -118,7 +118,7 @@ def test_no_page_escapes() -> None:
 def test_every_command_runs(
     page: Path, place: Path, endless: Callable[[Path], subprocess.Popen[str]]
 ) -> None:
-    if "killed.h5.segments" in page.read_text():
+    if "killed.h5.logs" in page.read_text():
         run = endless(place / "killed.h5")
         run.kill()
         run.communicate(timeout=60)  # its ranks have ended, too

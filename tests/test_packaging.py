@@ -57,7 +57,8 @@ def test_wheel_and_sdist_hold_every_module_once(built: Path) -> None:
     for name in (
         "moetraffic/py.typed",
         "moetraffic/models/gpt.py",
-        "moetraffic/capture/startup/sitecustomize.py",
+        "moetraffic/capture/startup/moetraffic_startup.py",
+        "moetraffic/capture/startup/moetraffic_startup-1.dist-info/entry_points.txt",
         "moetraffic/gating/topk.py",
         "moetraffic/replay/execution/engine.py",
         "moetraffic/data/golden.h5",
@@ -157,7 +158,7 @@ def test_the_oldest_supported_python_imports_every_module() -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert int(ran.stdout) > 600
+    assert int(ran.stdout) > 500
 
 
 @pytest.mark.slow

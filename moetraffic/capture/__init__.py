@@ -14,7 +14,7 @@ from .running import pause, resume
 if TYPE_CHECKING:
     from .recorder import Recorder
     from .routers.router_hooks import router
-    from .virtual_recorder import VirtualRecorder
+    from .virtual import VirtualRecorder
 
 __all__ = [
     "Recorder",
@@ -28,7 +28,7 @@ __all__ = [
 
 _MODULES = {
     "Recorder": "recorder",
-    "VirtualRecorder": "virtual_recorder",
+    "VirtualRecorder": "virtual",
     "router": "routers.router_hooks",
 }
 

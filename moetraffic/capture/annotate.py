@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moetraffic.errors import CaptureError
 from moetraffic.spelling import check_choice
@@ -45,9 +45,19 @@ here = _Here()
 """Thread-local context, which the hook reads in every call."""
 _mirror: Callable[[CallContext], None] | None = None
 
-RoutingSink = Callable[..., None]
-"""``(layer, demand, dropped, group)``, and ``chosen=`` if it asks for it."""
-_routing_sinks: list[tuple[RoutingSink, bool]] = []
+
+def require(valid: bool, rule: str, value: object) -> None:
+    """Raise a CaptureError if a value is not as the rule says."""
+    if not valid:
+        raise CaptureError(f"{rule}, but {shown(value)} was given: change it")
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a value's text, also if it has none."""
+    try:
+        return repr(value)[:60]
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def place() -> CallContext:
@@ -55,20 +65,12 @@ def place() -> CallContext:
     return here.place
 
 
-def is_layer(layer: object) -> bool:
-    """Whether a value is a valid layer index."""
-    # bool is an int, and so is an IntEnum
-    return isinstance(layer, int) and 0 <= layer <= LARGEST_LAYER
-
-
 def set_context(context: CallContext) -> CallContext:
-    """Set the current thread's annotation of collectives; return the previous one.
+    """Set the current thread's annotation; return the previous one.
 
-    For hooks, which cannot use a ``with`` statement: the caller must restore the
-    returned context.
+    For hooks, which cannot use a ``with`` statement: they restore it.
     """
-    before = here.place
-    here.place = context
+    before, here.place = here.place, context
     if _mirror is not None:
         _mirror(context)
     return before
@@ -78,6 +80,11 @@ def mirror(receive: Callable[[CallContext], None] | None) -> None:
     """Set the callback of the compiled hook for context changes; None removes it."""
     global _mirror
     _mirror = receive
+
+
+def is_layer(layer: object) -> bool:
+    """Whether a value is a valid layer index."""
+    return isinstance(layer, int) and 0 <= layer <= LARGEST_LAYER
 
 
 @contextmanager
@@ -93,23 +100,15 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
     label
         A name chosen by the program, such as ``"gradient_sync"``.
 
-    Raises
-    ------
-    CaptureError
-        If the phase is unknown, or the layer or the label is invalid.
+    An unknown phase, and an invalid layer or label, raise a CaptureError.
     """
     check_choice("a phase", phase, PHASES, CaptureError)
-    if not is_layer(layer) and layer != -1:
-        raise CaptureError(
-            f"a layer is an index from 0 on, or -1 for none, not {layer!r}: change it"
-        )
-    valid = isinstance(label, str) and len(label) <= LONGEST_LABEL
+    valid = is_layer(layer) or layer == -1
+    require(valid, "a layer is an index from 0 on, or -1 for none", layer)
     # a lone surrogate is not printable
-    if not valid or not (label.isascii() or label.isprintable()):
-        raise CaptureError(
-            f"a label is text of at most {LONGEST_LABEL} characters, not "
-            f"{str(label)[:40]!r}: shorten it"
-        )
+    valid = isinstance(label, str) and label.isprintable()
+    valid = valid and len(label) <= LONGEST_LABEL
+    require(valid, f"a label is at most {LONGEST_LABEL} printable characters", label)
     before = set_context(CallContext(layer, phase, label))
     try:
         yield
@@ -146,21 +145,21 @@ def routing(
         ``[T, k]`` integer ids, -1 for none, or ``[T, E]`` bool.
     """
     for sink, choices in _routing_sinks:
-        if choices:
-            sink(layer, demand, dropped, group, chosen=chosen)
-        else:
-            sink(layer, demand, dropped, group)
+        sink(layer, demand, dropped, group, **({"chosen": chosen} if choices else {}))
 
 
-def subscribe(sink: RoutingSink, *, choices: bool = False) -> Callable[[], Any]:
+RoutingSink = Callable[..., None]
+"""``(layer, demand, dropped, group)``, and ``chosen=`` if it asks for it."""
+_routing_sinks: list[tuple[RoutingSink, bool]] = []
+
+
+def subscribe(sink: RoutingSink, *, choices: bool = False) -> Callable[[], None]:
     """Register a receiver of routings; return the function that removes it.
 
-    With ``choices``, it also receives the keyword argument ``chosen`` of
-    :func:`routing`.
+    With ``choices``, it also receives the keyword argument ``chosen``.
     """
-    entry = (sink, choices)
-    _routing_sinks.append(entry)
-    return lambda: _routing_sinks.remove(entry)
+    _routing_sinks.append((sink, choices))
+    return lambda: _routing_sinks.remove((sink, choices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +177,7 @@ class ShardRouting:
     chosen: Sequence[torch.Tensor] = ()  # of each rank, as in :func:`routing`
 
 
-ShardSink = Callable[[ShardRouting], None]
-_shard_sinks: list[ShardSink] = []
+_shard_sinks: list[Callable[[ShardRouting], None]] = []
 
 
 def shard_routing(decided: ShardRouting) -> None:
@@ -188,7 +186,7 @@ def shard_routing(decided: ShardRouting) -> None:
         sink(decided)
 
 
-def subscribe_shards(sink: ShardSink) -> Callable[[], Any]:
+def subscribe_shards(sink: Callable[[ShardRouting], None]) -> Callable[[], None]:
     """Register a receiver of shard routings; return the function that removes it."""
     _shard_sinks.append(sink)
     return lambda: _shard_sinks.remove(sink)

@@ -1,14 +1,14 @@
 """Recorder that ``moetraffic run`` attaches to an unmodified program.
 
-The start-up hook (``startup/sitecustomize.py``) calls :func:`begin` after the creation
-of the default process group and :func:`end` before its destruction.  Because a program
-may not destroy the group, the recorder is also closed at interpreter exit and at the
-end of a multiprocessing child.  A rank that a signal ends leaves the records in its
-log.  A forked child detaches from its parent's recorder.  If the program starts a
+The start-up hook (``startup/moetraffic_startup.py``) calls :func:`begin` after the
+creation of the default process group and :func:`end` before its destruction.  Because a
+program may not destroy the group, the recorder is also closed at interpreter exit and
+at the end of a multiprocessing child.  A rank that a signal ends leaves the records in
+its log.  A forked child detaches from its parent's recorder.  If the program starts a
 :class:`~moetraffic.capture.Recorder` of its own, the attached recorder stops.
 
-No exception reaches the program, and segments are not merged here: the launcher merges
-them when the command has ended.
+No exception reaches the program, and logs are not merged here: the launcher merges them
+when the command has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import atexit
 import itertools
 import multiprocessing.util
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -26,20 +25,18 @@ from pathlib import Path
 import torch.distributed as dist
 
 from moetraffic.errors import CaptureError, MoetrafficError
-from moetraffic.trace.segments.segment import rank_folder
-from moetraffic.trace.segments.series import join
-from moetraffic.trace.segments.store import segments_folder
+from moetraffic.trace.merge.log_folder import discard, join, log_folder
 
-from .hook import python as hook
-from .input_validation import cause
+from .hook import calls as hook
 from .recorder import Recorder
-from .recording import ask_rank_0
+from .shared_store import SharedStore
+from .validation import cause
 
 STEPS_BACK = "the program's own Recorder writes {}, so moetraffic run records nothing"
 Say = Callable[[str, str], None]  # kind of a message, and its text
 Note = Callable[[str], object]  # kind of a note for the launcher
-_times = itertools.count()
-_ending = threading.RLock()
+_numbers = itertools.count()
+_lock = threading.RLock()
 _attached: Attachment | None = None
 
 
@@ -53,10 +50,10 @@ class Attachment:
         self.finalizer = multiprocessing.util.Finalize(
             None, _end_of_process, exitpriority=0
         )
-        hook.set_attached_recorder(self.step_back)
+        hook.set_attached_recorder(step_back)
 
     def close(self, why: str) -> None:
-        """Close the recorder and write its remaining data."""
+        """Close the recorder; ``why`` is the reason of an early end, "" for none."""
         try:
             if why:
                 self.recorder.end_early(why)
@@ -65,21 +62,6 @@ class Attachment:
                 self.note("lost")  # the reason, if nothing was recorded
         finally:
             self.withdraw()
-
-    def step_back(self, path: Path) -> None:
-        """Stop and delete this recording in favor of the program's own, to ``path``."""
-        global _attached
-        with _ending:
-            if _attached is not self:
-                return
-            _attached = None
-            try:
-                self.close("")
-                folder = segments_folder(self.recorder.path)
-                shutil.rmtree(rank_folder(folder, self.rank), ignore_errors=True)
-            except Exception as error:
-                _report(self.say, error)
-        self.say("own", STEPS_BACK.format(path))
 
     def withdraw(self) -> None:
         """Detach this process from the recorder (also a forked child)."""
@@ -94,8 +76,7 @@ def begin(*, say: Say, note: Note) -> None:
     prints a message once per host, and ``note`` leaves a note for the launcher.
     """
     global _attached
-    path, force = Path(_variable("OUT")), _variable("OUT_FORCE") == "1"
-    with _ending:
+    with _lock:
         end()  # of a group that was not destroyed
         try:
             if dist.get_backend() == "fake":
@@ -103,31 +84,14 @@ def begin(*, say: Say, note: Note) -> None:
             if hook.installed():
                 say("own", STEPS_BACK.format("its trace"))
                 return
-            out = _reserve(path, say, force=force)
-            if out is None:
+            if (recorder := _recorder(say)) is None:
                 return  # rank 0 reports the reason
-            recorder = Recorder(
-                out,
-                model=_variable("MODEL"),
-                router=_variable("ROUTER"),
-                k=int(_variable("K") or 0) or None,
-                every=int(_variable("EVERY") or 1),
-                most_bytes=int(_variable("MAX_SIZE") or 0) or None,
-                token_sample=int(_variable("TOKEN_SAMPLE") or 0),
-                force=force and out == path,
-            )
             recorder.start()
             _attached = Attachment(recorder, say, note)
+            note("begun")
         except Exception as error:
             # no error of the capture may stop the training
             _report(say, error)
-            return
-    note("begun")
-
-
-def _variable(name: str) -> str:
-    """Return a variable of the start-up hook, "" if it is not set."""
-    return os.environ.get(f"MOETRAFFIC_{name}", "")
 
 
 def end(error: BaseException | None = None) -> None:
@@ -136,14 +100,59 @@ def end(error: BaseException | None = None) -> None:
     ``error`` is the exception that ends the program.
     """
     global _attached
-    with _ending:
+    with _lock:
         attached, _attached = _attached, None
+        if attached is not None:
+            try:
+                attached.close(_early(error))
+            except Exception as failure:
+                _report(attached.say, failure)
+
+
+def step_back(path: Path) -> None:
+    """Stop and delete this recording in favor of the program's own, to ``path``."""
+    with _lock:
+        attached = _attached
         if attached is None:
             return
+        end()
+        discard(log_folder(attached.recorder.path), attached.rank)
+    attached.say("own", STEPS_BACK.format(path))
+
+
+def _recorder(say: Say) -> Recorder | None:
+    """Create a recorder of the trace that rank 0 reserves; None if it cannot."""
+    path, force = Path(_variable("OUT")), _variable("OUT_FORCE") == "1"
+
+    def reserve() -> str:
         try:
-            attached.close(_early(error))
-        except Exception as failure:
-            _report(attached.say, failure)
+            return join(path, force=force).name
+        except CaptureError as error:
+            _report(say, error)
+            return ""
+
+    # without an answer, rank 0 is not captured, but this rank is
+    store = SharedStore(f"attached/{next(_numbers)}")
+    name = store.ask_rank_0("trace", reserve, otherwise=path.name)
+    if not name:
+        return None
+    # the folder may be local to this host, and then has no list of captures yet
+    out = join(path, name)
+    return Recorder(
+        out,
+        model=_variable("MODEL"),
+        router=_variable("ROUTER"),
+        k=int(_variable("K") or 0) or None,
+        every=int(_variable("EVERY") or 1),
+        most_bytes=int(_variable("MAX_SIZE") or 0) or None,
+        token_sample=int(_variable("TOKEN_SAMPLE") or 0),
+        force=force and out == path,
+    )
+
+
+def _variable(name: str) -> str:
+    """Return a variable of the start-up hook, "" if it is not set."""
+    return os.environ.get(f"MOETRAFFIC_{name}", "")
 
 
 def _early(error: BaseException | None) -> str:
@@ -158,46 +167,24 @@ def _early(error: BaseException | None) -> str:
     return "" if error is None else cause(error)
 
 
-def _end_of_process() -> None:
-    """Close the recorder at interpreter exit, or in a multiprocessing child."""
-    end(sys.exc_info()[1] or getattr(sys, "last_value", None))
-
-
-def _reserve(path: Path, say: Say, *, force: bool) -> Path | None:
-    """Reserve the output path on rank 0 for all ranks; None if it cannot be written."""
-
-    def choose() -> str:
-        try:
-            return join(path, force=force).name
-        except CaptureError as error:
-            _report(say, error)
-            return ""
-
-    store = None
-    if dist.get_world_size() > 1:
-        store = dist.distributed_c10d._get_default_store()
-    # the store of a torchrun agent may outlive the ranks that it restarts
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    key = f"moetraffic/attached/{attempt}/{next(_times)}"
-    # without an answer, rank 0 is not captured, but this rank is
-    name = ask_rank_0(store, dist.get_rank(), key, choose, otherwise=path.name)
-    # the folder may be local to this host, and then has no list of runs yet
-    return join(path, name) if name else None
-
-
 def _report(say: Say, error: Exception) -> None:
     text = str(error) if isinstance(error, MoetrafficError) else repr(error)
     say("refused", f"this run is not captured: {' '.join(text.split())}")
 
 
+@atexit.register
+def _end_of_process() -> None:
+    """Close the recorder at interpreter exit, or in a multiprocessing child."""
+    end(sys.exc_info()[1] or getattr(sys, "last_value", None))
+
+
 def _forked() -> None:
     """Detach a forked child from its parent's recorder."""
-    global _attached, _ending
-    _ending = threading.RLock()  # another thread of the parent may hold the lock
+    global _attached, _lock
+    _lock = threading.RLock()  # another thread of the parent may hold the lock
     attached, _attached = _attached, None
     if attached is not None:
         attached.withdraw()
 
 
-atexit.register(_end_of_process)
 os.register_at_fork(after_in_child=_forked)

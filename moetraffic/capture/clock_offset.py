@@ -7,7 +7,6 @@ round trips (Cristian's algorithm); the error is half the round-trip time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.capture.hook.call_recording import now_ns
+from moetraffic.capture.hook.calls import now_ns
 from moetraffic.trace.model import CLOCK
 
 if TYPE_CHECKING:
@@ -45,47 +44,35 @@ def measure_offset(
     and used once, and ``own`` identifies this rank's clock, as :func:`identity` does.
     Returns ``[n]`` CLOCK: this rank's offset, or no row if rank 0 did not answer.
     """
-    key = f"moetraffic/clock/{moment}"
     own = identity() if own is None else own
+
+    def put(name: str, value: object) -> None:
+        store.set(f"moetraffic/clock/{moment}/{name}", str(value))
+
+    def get(name: str) -> str:
+        key = f"moetraffic/clock/{moment}/{name}"
+        store.wait([key], TIMEOUT)
+        raw: bytes = store.get(key)
+        return raw.decode()
+
+    trips = []  # half the round-trip time, offset, and when it was measured
     try:
-        store.set(f"{key}/identity/{rank}", own or "?")
+        put(f"identity/{rank}", own)
         if rank == 0:
-            names = [_get(store, f"{key}/identity/{r}") for r in range(world)]
-            _answer(store, key, [r for r in range(1, world) if names[r] != names[0]])
-            return _offset(rank, now_ns(), 0, 0)
-        if _get(store, f"{key}/identity/0") == own:
-            return _offset(rank, now_ns(), 0, 0)
-        return _ask(store, key, rank)
+            names = [get(f"identity/{r}") for r in range(world)]
+            for other in (r for r in range(world) if names[r] != own):
+                for trip in range(ROUND_TRIPS):
+                    get(f"ask/{other}/{trip}")
+                    put(f"answer/{other}/{trip}", now_ns())
+        elif get("identity/0") != own:
+            for trip in range(ROUND_TRIPS):
+                sent = now_ns()
+                put(f"ask/{rank}/{trip}", 1)
+                answer = int(get(f"answer/{rank}/{trip}"))
+                back = now_ns()
+                middle = (sent + back) // 2
+                trips.append(((back - sent + 1) // 2, answer - middle, middle))
     except RuntimeError:  # DistError: a rank timed out, or the store is closed
         return np.zeros(0, CLOCK)
-
-
-def _ask(store: Store, key: str, rank: int) -> npt.NDArray[Any]:
-    trips = []
-    for trip in range(ROUND_TRIPS):
-        sent = now_ns()
-        store.set(f"{key}/ask/{rank}/{trip}", "1")
-        answer = int(_get(store, f"{key}/answer/{rank}/{trip}"))
-        back = now_ns()
-        # when the offset was measured; the clock may drift until the last trip
-        middle = (sent + back) // 2
-        trips.append(((back - sent + 1) // 2, answer - middle, middle))
-    error, offset, at = min(trips)
-    return _offset(rank, at, offset, error)
-
-
-def _answer(store: Store, key: str, ranks: Iterable[int]) -> None:
-    for rank in ranks:
-        for trip in range(ROUND_TRIPS):
-            _get(store, f"{key}/ask/{rank}/{trip}")
-            store.set(f"{key}/answer/{rank}/{trip}", str(now_ns()))
-
-
-def _get(store: Store, key: str) -> str:
-    store.wait([key], TIMEOUT)
-    raw: bytes = store.get(key)
-    return raw.decode()
-
-
-def _offset(rank: int, at: int, offset: int, error: int) -> npt.NDArray[Any]:
-    return np.array([(rank, at, offset, error)], CLOCK)
+    error, offset, measured = min(trips, default=(0, 0, now_ns()))
+    return np.array([(rank, measured, offset, error)], CLOCK)

@@ -2,15 +2,14 @@
 
 The first of these that names the group is used: the description of the group
 (``group_desc``: torch's device meshes write ``mesh_<dimension>``, Megatron-Core the
-name of its global variable), the dimension of a device mesh that holds the group, and
-the global variable of Megatron-Core or DeepSpeed that holds it.
+name of its global variable), and the global variable of Megatron-Core or DeepSpeed that
+holds it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -46,35 +45,20 @@ def kind_of(group: dist.ProcessGroup, *, everyone: bool) -> str:
     given = str(getattr(group, "group_desc", "") or "")
     if given == "default_pg":
         return WORLD
-    kind = NAMES.get(given, "")
+    if given in NAMES:
+        return NAMES[given]
     if given.startswith(MESH):
-        kind = _dimension(given.removeprefix(MESH))
-    if not kind:
-        kind = _variable_kind(group)
-    return kind or (WORLD if everyone else OTHER)
-
-
-def _dimension(name: str) -> str:
-    """Return the name of a mesh dimension, "" if the program did not choose it."""
-    chosen = name.isascii() and name.isidentifier() and len(name) <= LONGEST
-    generated = name == "default" or name.startswith("dim_")
-    return name if chosen and not generated and name not in (WORLD, OTHER) else ""
-
-
-def _variable_kind(group: dist.ProcessGroup) -> str:
-    """Search the frameworks' global variables for a group; "" if none holds it."""
+        name = given.removeprefix(MESH)
+        chosen = name.isascii() and name.isidentifier() and len(name) <= LONGEST
+        generated = name == "default" or name.startswith("dim_")
+        if chosen and not generated and name not in (WORLD, OTHER):
+            return name
     for module in MODULES:
         variables = getattr(sys.modules.get(module), "__dict__", {})
         for name, kind in NAMES.items():
-            if any(held is group for held in _groups_in(variables.get(f"_{name}"))):
+            held = variables.get(f"_{name}")
+            groups = list(held.values()) if isinstance(held, dict) else held
+            groups = groups if isinstance(groups, (list, tuple)) else [groups]
+            if any(member is group for member in groups):
                 return kind
-    return ""
-
-
-def _groups_in(held: Any) -> Iterator[Any]:
-    if isinstance(held, dict):
-        yield from held.values()
-    elif isinstance(held, (list, tuple)):
-        yield from held
-    else:
-        yield held
+    return WORLD if everyone else OTHER

@@ -14,28 +14,29 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from moetraffic.capture.hook.call_recording import now_ns
-
-from .record_format import OPTIMIZER
+from moetraffic.capture.hook.calls import now_ns
 
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 
-Skipped = bool | Iterable[torch.Tensor]
+Skipped = bool | Sequence[torch.Tensor]
 """Whether a step was skipped, or tensors of which one is positive if it was."""
+
+
+Reader = Callable[[Any, tuple[Any, ...], Any, bool], Skipped]
+"""``reader(scaler, arguments, result, stepped)``; stepped: an optimizer has stepped."""
 
 
 def _torch_scaler(
     scaler: Any, args: tuple[Any, ...], _result: Any, stepped: bool
-) -> Skipped | None:
-    """Read ``torch.amp.GradScaler.step(optimizer)``."""
+) -> Skipped:
     optimizer = args[0]
     if not stepped and isinstance(optimizer, torch.optim.Optimizer):
         return True
@@ -46,45 +47,24 @@ def _torch_scaler(
     return [found.detach().clone() for found in state.values()]
 
 
-def _deepspeed_engine(
-    engine: Any, _args: tuple[Any, ...], _result: Any, stepped: bool
-) -> Skipped | None:
-    """Read DeepSpeed's engine, which takes one optimizer step per iteration."""
-    return not stepped and bool(getattr(engine.optimizer, "overflow", False))
-
-
-def _megatron_optimizer(
-    _optimizer: Any, _args: tuple[Any, ...], result: Any, stepped: bool
-) -> Skipped | None:
-    """Read ``(successful, gradient norm, zeros)`` of Megatron-Core's optimizers."""
+def _megatron(_scaler: Any, _args: Any, result: Any, stepped: bool) -> Skipped:
+    # (successful, gradient norm, zeros)
     return not stepped and isinstance(result, tuple) and result[0] is False
 
 
-Reader = Callable[[Any, tuple[Any, ...], Any, bool], "Skipped | None"]
-SCALERS: tuple[tuple[str, str, str, Reader], ...] = (
-    ("torch.amp.grad_scaler", "GradScaler", "step", _torch_scaler),
-    # DeepSpeed 0.19, deepspeed/runtime/engine.py
-    (
-        "deepspeed.runtime.engine",
-        "DeepSpeedEngine",
-        "_take_model_step",
-        _deepspeed_engine,
+SCALERS: dict[str, Reader] = {
+    "torch.amp.grad_scaler.GradScaler.step": _torch_scaler,
+    # DeepSpeed 0.19
+    "deepspeed.runtime.engine.DeepSpeedEngine._take_model_step": (
+        lambda engine, args, result, stepped: (
+            not stepped and bool(getattr(engine.optimizer, "overflow", False))
+        )
     ),
-    # Megatron-Core 0.16, megatron/core/optimizer/optimizer.py
-    (
-        "megatron.core.optimizer.optimizer",
-        "MixedPrecisionOptimizer",
-        "step",
-        _megatron_optimizer,
-    ),
-    (
-        "megatron.core.optimizer.optimizer",
-        "ChainedOptimizer",
-        "step",
-        _megatron_optimizer,
-    ),
-)
-"""Module, class and method of each known scaler, and the reader of its result."""
+    # Megatron-Core 0.16
+    "megatron.core.optimizer.optimizer.MixedPrecisionOptimizer.step": _megatron,
+    "megatron.core.optimizer.optimizer.ChainedOptimizer.step": _megatron,
+}
+"""Methods of the known scalers, and the readers of their results."""
 
 
 class _Thread(threading.local):
@@ -95,22 +75,22 @@ class _Thread(threading.local):
 class OptimizerSteps:
     """Hooks on optimizers and gradient scalers.
 
-    ``put`` receives the record ``(OPTIMIZER, end, in_backward, skipped)`` of each step,
-    and ``failed`` an error of the observation, which does not reach the training.
+    ``ended(end, in_backward, skipped)`` is called at each step, and ``failed`` with an
+    error of the observation, which does not reach the training.
     """
 
     def __init__(
         self,
-        put: Callable[[tuple[Any, ...]], None],
+        ended: Callable[[int, bool, Skipped], None],
         failed: Callable[[str, Exception], None],
     ) -> None:
-        self._put, self._failed = put, failed
+        self._ended, self._failed = ended, failed
         self._here = _Thread()
         self._awaited = -1  # backward pass whose end is observed
         self._undo = contextlib.ExitStack()
-        hook = register_optimizer_step_post_hook(self._stepped)
-        self._undo.callback(hook.remove)
-        for module, name, method, read in SCALERS:
+        self._undo.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        for path, read in SCALERS.items():
+            module, name, method = path.rsplit(".", 2)
             kind = getattr(sys.modules.get(module), name, None)
             if isinstance(kind, type) and method in vars(kind):
                 self._wrap(kind, method, read)
@@ -119,35 +99,38 @@ class OptimizerSteps:
         """Remove all hooks."""
         self._undo.close()
 
+    @contextlib.contextmanager
+    def _guard(self, what: str = "optimizer step") -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._failed(what, error)
+
     def _stepped(self, *_: Any) -> None:
         if self._here.depth:
             self._here.stepped = True
-            return
-        try:
+        else:
             self._observe(skipped=False)
-        except Exception as error:
-            self._failed("optimizer step", error)
 
     def _observe(self, *, skipped: Skipped) -> None:
-        task = _task()
-        if task == -1:
-            self._put((OPTIMIZER, now_ns(), False, skipped))
-        elif task != self._awaited:
-            self._awaited = task
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._passed)
+        """Report a step, or await the end of the backward pass that it is within."""
+        with self._guard():
+            task = _task()
+            if task == -1:
+                self._ended(now_ns(), False, skipped)
+            elif task != self._awaited:
+                self._awaited = task
+                engine: Any = torch.autograd.Variable._execution_engine
+                engine.queue_callback(self._passed)
 
     def _passed(self) -> None:
-        """Record the optimizer steps of a backward pass at its end."""
-        try:
+        """Report the optimizer steps of a backward pass at its end."""
+        with self._guard():
             # a checkpointed segment has a pass of its own within another one
-            nested = _node() is not None
-            self._put((OPTIMIZER, now_ns(), nested, False))
-        except Exception as error:
-            self._failed("optimizer step", error)
+            self._ended(now_ns(), _node() is not None, False)
 
     def _wrap(self, kind: type, method: str, read: Reader) -> None:
-        """Observe the skipped steps of a scaler's class."""
+        """Observe the steps of a scaler's class, which its optimizers take or not."""
         original: Any = vars(kind)[method]
 
         @wraps(original)
@@ -161,28 +144,16 @@ class OptimizerSteps:
             finally:
                 here.depth -= 1
             if not here.depth:
-                self._scaled(read, scaler, (*args, *named.values()), result)
+                stepped, skipped = here.stepped, None
+                with self._guard("gradient scaler"):
+                    skipped = read(scaler, (*args, *named.values()), result, stepped)
+                if stepped or skipped:
+                    self._observe(skipped=skipped or False)
             return result
-
-        setattr(kind, method, step)
 
         def restore() -> None:
             if vars(kind).get(method) is step:
                 setattr(kind, method, original)
 
+        setattr(kind, method, step)
         self._undo.callback(restore)
-
-    def _scaled(
-        self, read: Reader, scaler: Any, args: tuple[Any, ...], result: Any
-    ) -> None:
-        """Record the step of a scaler, which its optimizers took or did not take."""
-        stepped, skipped = self._here.stepped, None
-        try:
-            skipped = read(scaler, args, result, stepped)
-        except Exception as error:
-            self._failed("gradient scaler", error)
-        try:
-            if stepped or skipped:
-                self._observe(skipped=skipped or False)
-        except Exception as error:
-            self._failed("optimizer step", error)

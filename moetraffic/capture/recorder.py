@@ -5,61 +5,81 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
+import platform
+import secrets
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from moetraffic.capture.hook.call_recording import CallSink, now_ns
-from moetraffic.capture.hook.completion import CompletionTracker, DeviceClock
-from moetraffic.capture.hook.native import load
-from moetraffic.capture.records.journal import Journal
-from moetraffic.capture.routers.router_hooks import LABEL, watch_routers
+from moetraffic import __version__
+from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
-from moetraffic.trace.model import ROUTING
-from moetraffic.trace.segments.segment import PATTERN, rank_folder
-from moetraffic.trace.segments.store import RankFolder, segments_folder
+from moetraffic.trace.choices import NO_SAMPLE
+from moetraffic.trace.merge import log_format as words
+from moetraffic.trace.merge.log_folder import (
+    discard,
+    lock_state,
+    log_folder,
+    prepare,
+)
+from moetraffic.trace.model import ROUTING, Meta
 
 from . import clock_offset
-from .annotate import here, is_layer, subscribe
+from .annotate import CallContext, here, is_layer, subscribe
 from .group_kinds import kind_of
-from .hook import python as hook
+from .hook import calls as hook
 from .hook.calling_block import BlockSearch
-from .input_validation import (
+from .hook.completion import CompletionTracker, DeviceClock
+from .hook.native import load
+from .log import Log, RecordQueue
+from .optimizer_steps import OptimizerSteps
+from .process_exit import before_exit
+from .routers.router_hooks import LABEL, watch_routers
+from .running import running
+from .shared_store import SharedStore
+from .token_sample import TokenSample, choice_ids
+from .validation import (
     OmittedRecords,
     cause,
     check_experts_per_token,
     check_limits,
     check_names_and_counts,
+    check_token_sample,
     checked_groups,
     checked_placement,
     demand_of,
     loss_of,
+    loss_value,
     step_kind_of,
     tokens_of,
 )
-from .optimizer_steps import OptimizerSteps
-from .process_exit import before_exit
-from .record_format import PAUSE, ROUTED, STEP
-from .recording import WINDOW_STEPS, Recording, check_output, describe
-from .running import running
-from .token_sample import TokenSample
 
 if TYPE_CHECKING:
     from moetraffic.trace.merge.merging import Merged
 
-log = logging.getLogger("moetraffic")
+logger = logging.getLogger("moetraffic")
+
+MERGE_WAIT_S = 30.0
+"""Longest wait of rank 0 for the others before it merges."""
+LEAVE_S = 1.0  # where something ended the capture early
 
 _recorders = itertools.count()
 
 
-class Recorder(Recording):
+class Recorder:
     """Recorder of all collectives and reported expert routings of this process.
 
     Each rank creates one recorder; the records of all ranks are merged into one trace.
@@ -77,7 +97,7 @@ class Recorder(Recording):
     Parameters
     ----------
     path
-        The trace to write.  Until the end, segments lie in ``<path>.segments``.
+        The trace to write.  Until the end, the ranks' logs lie in ``<path>.logs``.
     workload
         The trained workload, if it is a :class:`~moetraffic.patterns.Workload`.
     model, router, k
@@ -89,16 +109,12 @@ class Recorder(Recording):
         gives them, "world" if they have all ranks, or else kind "other".
     placement
         By layer, the group rank that holds each expert ``[E]``; contiguous if absent.
-    window
-        Number of steps; half of it, and the step under way, are lost at most if the
-        rank and the process that writes its records are killed.  A step waits before
-        more are in memory alone.
     every
         Record one iteration of this many: 0, N, 2 N ...; the others are observed, but
         not stored.  It needs steps that the program or its optimizer ends.
     most_bytes
-        Maximum size of the segments of all ranks; each rank has an equal share, and
-        records no iteration after the window that reaches it.  None: unlimited.
+        Maximum size of the logs of all ranks; each rank has an equal share, and records
+        no iteration that begins after reaching it.  None: unlimited.
     token_sample
         Tokens of each layer and micro-batch, drawn at random, whose experts are
         recorded: co-activation of experts and hosts per token follow from them.
@@ -122,32 +138,28 @@ class Recorder(Recording):
         k: int | None = None,
         groups: Mapping[str, dist.ProcessGroup | None] | None = None,
         placement: Mapping[int, Sequence[int]] | None = None,
-        window: int = WINDOW_STEPS,
         every: int = 1,
         most_bytes: int | None = None,
         token_sample: int = 0,
         force: bool = False,
     ) -> None:
-        check_names_and_counts(model=str(model), router=str(router), window=window)
+        check_names_and_counts(model=str(model), router=str(router))
         check_experts_per_token(k)
-        check_limits(window=window, every=every, most_bytes=most_bytes)
-        self._most_bytes = most_bytes
-        super().__init__(path, token_sample=token_sample, force=force)
-        self._workload = workload
-        self._about: dict[str, Any] = {
-            "model": str(model),
-            "router": str(router),
-            "k": k or 0,
-            "every": every,
-        }
-        self._left_out = OmittedRecords(self._leave_out)
-        self._window_steps = window
+        check_limits(every=every, most_bytes=most_bytes)
+        check_token_sample(token_sample)
+        self.path, self._force = Path(path), force
+        self.iteration = 0
+        self.warnings: list[str] = []
+        self._workload, self._every, self._most_bytes = workload, every, most_bytes
+        self._names: dict[str, Any] = {"model": str(model), "router": str(router)}
+        self._names["k"] = k or 0
+        self._tokens = token_sample
         self._placement = checked_placement(placement or {})
         self._kinds = checked_groups(groups or {})
-        self._undo = contextlib.ExitStack()
-        self._folder: RankFolder | None = None
-        self._shared_clock = True
-        self._rank, self._world = 0, 1
+        self._omitted = OmittedRecords(self._omit)
+        self._ended = ""  # what ended the capture early
+        self._log: Log | None = None
+        self._rank, self._world, self._shared_clock = 0, 1, True
         # equal on all ranks, because all create their recorders in the same order
         self._number = next(_recorders)
 
@@ -163,81 +175,69 @@ class Recorder(Recording):
         """
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._met: set[str] = set()
-        self._k = 0  # experts per token of the routers' ids so far
-        self._routers: set[str] = set()  # their classes
+        self._router_k, self._routers = 0, set[str]()
+        self._routings = itertools.count()
+        # values that a device has not computed yet
+        self._deferred: deque[Callable[[], None]] = deque()
         hook.stop_attached_recorder(self.path)
         hook.check_not_installed()
-        store = self._store()
-        check_output(self.path, store, self._rank, self._number, force=self._force)
+        self._store = SharedStore(f"recorder-{self._number}")
+        # rank 0 checks for all, as a rank that fails alone leaves the others waiting;
+        # without an answer, this rank's own log is checked below
+        if refused := self._store.ask_rank_0("output", self._refusal, otherwise=""):
+            raise CaptureError(refused)
+        self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as on_failure:
-            folder = RankFolder(
-                segments_folder(self.path), self._rank, force=self._force
-            )
-            on_failure.callback(folder.leave)
+            folder = log_folder(self.path)
+            state = lock_state(folder, self._rank, force=self._force)
+            on_failure.callback(os.close, state)
             native = load()
-            device = DeviceClock(lambda record: self.put(record))
-            self._journal = self._start_journal(folder, device, native)
-            self.put = self._journal.put
-            # the committer holds the lock of the folder as well
-            on_failure.callback(self._journal.close, even_empty=False)
-            self._completion = CompletionTracker(self.put, device, native)
+            queue: Any = RecordQueue() if native is None else native
+            log = Log(
+                folder,
+                self._rank,
+                state,
+                self._about(),
+                queue,
+                self._read_devices,
+                self._warn,
+                every=self._every,
+                # at least one byte, because 0 is unlimited
+                most_bytes=-(-(self._most_bytes or 0) // self._world),
+            )
+            on_failure.pop_all()
+            on_failure.callback(discard, folder, self._rank)
+            on_failure.callback(log.close)
+            self._device = DeviceClock(queue.put)
+            self._completion = CompletionTracker(queue.put, self._device, native)
+            self._log = log
             self._measure_clock("start")
             on_failure.callback(self._undo.close)
             steps = OptimizerSteps(self._optimizer_stepped, self._failed)
             self._undo.callback(steps.undo)
-            sink = CallSink(
-                put=self.put,
+            sink = hook.CallSink(
+                put=queue.put if native else queue.put_call,
                 meet=self._meet,
-                number=self._journal.number,
-                before=device.ahead_of,
-                launched=self._completion.launched,
-                waiting=self._completion.waiting,
+                number=log.number,
                 failed=self._failed,
+                completion=self._completion,
                 blocks=BlockSearch(),
             )
             self._undo.callback(hook.install(sink, native))
             self._undo.callback(self._completion.install())
-            sampled = self._token_sample > 0
-            self._sample = TokenSample(self._token_sample, self._rank)
-            self._undo.callback(subscribe(self._routing, choices=sampled))
+            self._sample = TokenSample(self._tokens, self._rank)
+            self._undo.callback(subscribe(self._routing, choices=self._tokens > 0))
             self._undo.callback(
                 watch_routers(
-                    on_failure=self._left_out.unread,
+                    on_failure=self._omitted.unread,
                     on_router=self._router_seen,
-                    choices=sampled,
+                    choices=self._tokens > 0,
                 )
             )
             self._undo.callback(before_exit(self._exiting))
             on_failure.pop_all()
-        self._folder = folder
         running.add(self)
         return self
-
-    def _start_journal(
-        self, folder: RankFolder, device: DeviceClock, native: ModuleType | None
-    ) -> Journal:
-        meta = describe(self._workload, self._world, **self._about)
-        about = {
-            "folder": str(folder.folder.absolute()),
-            "rank": self._rank,
-            "node": socket.gethostname(),
-            "meta": meta.as_dict(),
-            "placement": self._placement,
-            "window": self._window_steps,
-            "begun": now_ns(),
-            "threads": [threading.main_thread().ident, threading.get_ident()],
-            # at least one byte, because 0 is unlimited
-            "most_bytes": -(-(self._most_bytes or 0) // self._world),
-        }
-        return Journal(
-            about,
-            folder.lock,
-            device.resolve,
-            self._left_out.add,
-            self._warn,
-            native,
-        )
 
     def step(
         self,
@@ -260,14 +260,24 @@ class Recorder(Recording):
 
         Invalid values are not recorded, and counted in the trace: a training goes on.
         """
-        if self._folder is None:
+        if self._log is None:
             return
-        value = loss_of(loss, self._left_out)
-        count = tokens_of(tokens, self._left_out)
-        number = step_kind_of(kind, self._left_out)
+        log, number, now = self._log, self.iteration, hook.now_ns()
+        value = loss_of(loss, self._omitted)
+        count, code = (
+            tokens_of(tokens, self._omitted),
+            step_kind_of(kind, self._omitted),
+        )
         self.iteration += 1
-        ended = (STEP, now_ns(), count, number, value)
-        self._journal.end_step(ended, explicit=True)
+        bits = loss_bits(float("nan"))
+        if isinstance(value, torch.Tensor) and not value.is_cpu:
+            tensor = value
+            self._deferred.append(
+                lambda: log.put(words.LOSS, 4, number, loss_bits(loss_value(tensor)))
+            )
+        else:
+            bits = loss_bits(loss_value(value))
+        log.end_step(words.STEP, now, count, code, bits)
 
     def pause(self) -> None:
         """Record no iteration that begins later, until :meth:`resume`.
@@ -275,13 +285,13 @@ class Recorder(Recording):
         An iteration that has begun is recorded to its end.  Iterations keep their
         numbers, also those that are not recorded.
         """
-        if self._folder is not None:
-            self.put((PAUSE, True))
+        if self._log is not None:
+            self._log.put(words.PAUSE, 3, 1)
 
     def resume(self) -> None:
         """Record iterations that begin later, after :meth:`pause`."""
-        if self._folder is not None:
-            self.put((PAUSE, False))
+        if self._log is not None:
+            self._log.put(words.PAUSE, 3, 0)
 
     def flush(self) -> bool:
         """Write all records so that they survive the end of this process.
@@ -293,12 +303,19 @@ class Recorder(Recording):
         bool
             Whether all records are written.
         """
-        return self._folder is not None and self._journal.flush()
+        return self._log is not None and self._log.flush()
+
+    def end_early(self, why: str) -> None:
+        """Record the reason for an early end of the capture in the trace.
+
+        ``why`` completes the sentence "rank 2 was ...": "interrupted by SIGINT".
+        """
+        self._ended = self._ended or " ".join(why.split())[:200]
 
     def close(self, *, merged: bool = True) -> Merged | None:
-        """Stop recording, write the remaining records and merge all segments on rank 0.
+        """Stop recording, write the remaining records and merge all logs on rank 0.
 
-        If the merge fails, the error is logged and the segments are kept, so that
+        If the merge fails, the error is logged and the logs are kept, so that
         ``moetraffic merge`` can merge them later.  Where nothing was recorded, no file
         is left.
 
@@ -311,26 +328,24 @@ class Recorder(Recording):
         Returns
         -------
         Merged or None
-            On rank 0, the result of the merge; segments are removed if it is complete.
+            On rank 0, the result of the merge; the logs are removed if it is complete.
         """
-        if self._folder is None:
+        if self._log is None:
             return None
         self._undo.close()
         self._completion.settle()
         running.discard(self)
         if not self._shared_clock:
             self._measure_clock("end")
-        if self._ended:
-            self._journal.send(ended=self._ended)
-        if self._left_out.words:
-            self._journal.send(left_out=self._left_out.words)
-        report = self._journal.close(even_empty=merged and not self._ended)
-        folder, self._folder = self._folder, None
-        folder.leave()
-        self._warn_of_losses(report)
+        log = self._log
+        log.add_facts(ended=self._ended)
+        log.close()
+        self._log = None
+        if log.is_empty and (self._ended or not merged):
+            discard(log.folder, log.rank)
         if not merged or self._rank != 0:
             return None
-        return self._merge_when_closed(folder.folder, self._world)
+        return self._merge_when_closed(log.folder)
 
     def __enter__(self) -> Recorder:
         return self.start()
@@ -347,20 +362,29 @@ class Recorder(Recording):
         self.end_early(cause(error))
         self._close_alone(self._ended)
 
-    # ---- inside ----------------------------------------------------------------
+    def abandon(self) -> None:
+        """Detach a forked child from its parent's recorder."""
+        self._undo.close()
+        if self._log is not None:
+            self._log.leave()
+        self._log = None
+        running.discard(self)
+
+    # ---- end -------------------------------------------------------------------
 
     def _close_alone(self, why: str) -> None:
         """Close without a merge: other ranks may have died, or run on."""
-        if self._folder is None:
+        if self._log is None:
             return
+        folder = self._log.folder
         self.close(merged=False)
-        folder = segments_folder(self.path)
-        if any(rank_folder(folder, self._rank).glob(PATTERN)):
-            log.warning(
-                "rank %d was %s: %d iterations of it are kept in %s; when all ranks "
-                "have ended, moetraffic merge %s makes a trace of them",
-                *(self._rank, why, self.iteration, folder, folder),
-            )
+        if not folder.exists():
+            return  # nothing was recorded
+        logger.warning(
+            "rank %d was %s: %d iterations of it are kept in %s; when all ranks have "
+            "ended, moetraffic merge %s makes a trace of them",
+            *(self._rank, why, self.iteration, folder, folder),
+        )
 
     def _exiting(self, status: int) -> None:
         """Write the remaining records before ``os._exit(status)``."""
@@ -371,34 +395,105 @@ class Recorder(Recording):
         else:
             self._close_alone("ended by os._exit")
 
-    def _meet(self, group: dist.ProcessGroup) -> None:
-        """Register the ranks of a process group at its first call."""
-        name = group.group_name
-        if name in self._met:
-            return
+    def _merge_when_closed(self, folder: Path) -> Merged | None:
+        """Merge the logs when all ranks have closed theirs; warn if they do not."""
+        from moetraffic.trace.merge.merging import merge_into
+
+        # ranks that are a step ahead may wait for an interrupted rank: they end only
+        # after this process has exited
+        deadline = time.monotonic() + (LEAVE_S if self._ended else MERGE_WAIT_S)
+        while (waiting := self._unclosed(folder)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if waiting:
+            self._warn(
+                f"ranks {waiting} have not ended their capture: when they have, run "
+                f"moetraffic merge {folder} -o {self.path}"
+            )
+            return None
+        try:
+            merged = merge_into(folder, self.path, force=self._force)
+        except Exception as error:
+            # the training is complete: keep the logs and report the error
+            reason = str(error) if isinstance(error, MoetrafficError) else repr(error)
+            self._warn(f"no trace is written: {reason}")
+            return None
+        for remark in (*merged.missing, *merged.remarks, *merged.contradictions):
+            self._warn(remark)
+        if self._tokens and not any(s.token_sample for s in merged.trace.sites):
+            self._warn(NO_SAMPLE)
+        return merged
+
+    def _unclosed(self, folder: Path) -> list[int]:
+        """List the ranks that have not closed their logs."""
+
+        def is_closed(rank: int) -> bool:
+            try:
+                return words.read_state(words.state_file(folder, rank)).closed == 1
+            except (OSError, CaptureError):
+                return False  # it has not begun
+
+        return [rank for rank in range(self._world) if not is_closed(rank)]
+
+    # ---- records ---------------------------------------------------------------
+
+    def _about(self) -> dict[str, Any]:
+        """Describe the capture for the log."""
+        meta = describe(self._workload, self._world, every=self._every, **self._names)
+        return {
+            "meta": meta.as_dict(),
+            "capture": self._store.ask_rank_0(
+                "capture", lambda: secrets.token_hex(8), otherwise=""
+            ),
+            "node": socket.gethostname(),
+            "placement": self._placement,
+            "begun": hook.now_ns(),
+            "threads": [threading.main_thread().ident, threading.get_ident()],
+        }
+
+    def _meet(self, group: dist.ProcessGroup) -> int:
+        """Return the number of a process group, registering it at its first call."""
+        assert self._log is not None
         ranks = dist.get_process_group_ranks(group)
         everyone = ranks == list(range(self._world))
+        name = group.group_name
         kind = self._kinds.get(name) or kind_of(group, everyone=everyone)
-        self._journal.send(group={"name": name, "kind": kind, "ranks": list(ranks)})
-        self._met.add(name)
+        return self._log.number("group", (name, kind, tuple(ranks)))
 
     def _failed(self, operation: str, error: Exception) -> None:
         """Count a collective that could not be recorded."""
-        self._left_out.add(f"call of {operation}", repr(error))
+        self._omitted.add(f"call of {operation}", repr(error))
 
     def _router_seen(self, name: str, k: int) -> None:
         """Note a router's class, and the k of its ids (0: unknown; -1: they differ)."""
-        common = (k or self._k) if 0 in (k, self._k) or k == self._k else -1
-        if name not in self._routers or common != self._k:
-            self._k = common
-            self._routers.add(name)
-            named = self._about["router"] or self._workload
-            classes = "" if named else ", ".join(sorted(self._routers))
-            self._journal.send(k=common, router=classes)
+        assert self._log is not None
+        before = self._router_k
+        self._router_k = (k or before) if 0 in (k, before) or k == before else -1
+        self._routers.add(name)
+        named = self._names["router"] or self._workload
+        router = "" if named else ", ".join(sorted(self._routers))
+        self._log.add_facts(k=self._router_k, router=router)
 
-    def _optimizer_stepped(self, record: tuple[Any, ...]) -> None:
+    def _optimizer_stepped(
+        self, end: int, in_backward: bool, skipped: bool | Sequence[torch.Tensor]
+    ) -> None:
+        """Record an optimizer step; tensors that tell if it was skipped come later."""
+        log = self._log
+        if log is None:
+            return
+        code = -1
+        if isinstance(skipped, bool):
+            code = int(skipped)
         # a program that calls step() ends its iterations itself
-        self._journal.end_step(record, explicit=False, counts=not self.iteration)
+        number = log.end_step(
+            *(words.OPTIMIZER, end, int(in_backward), code), ends=not self.iteration
+        )
+        if not isinstance(skipped, bool):
+            flags = skipped
+            self._deferred.append(
+                lambda: log.put(
+                    *(words.UNSCALED, 4, number, int(any(float(f) > 0 for f in flags)))
+                )
+            )
 
     def _routing(
         self,
@@ -410,86 +505,183 @@ class Recorder(Recording):
     ) -> None:
         try:
             owner = group if group is not None else dist.group.WORLD
-            if owner is None:
+            if owner is None or self._log is None:
                 return  # no process group: no communication
             if not is_layer(layer):
                 raise ValueError(f"a layer is an index from 0 on, not {layer!r}")
-            if isinstance(demand, torch.Tensor) and not demand.is_cpu:
-                # read once the device has computed it, to avoid synchronization
-                counts: Any = demand.detach().clone()
-                missed: Any = None if dropped is None else dropped.detach().clone()
-            else:
-                counts, missed = demand_of(demand, dropped)
-            self._meet(owner)
             # a report may leave its group out, and a hook may not know it: the merge
             # then determines it
             label = LABEL if here.place.label == LABEL else ""
-            again = int(torch._C._current_graph_task_id() != -1)
-            thread, grad = threading.get_ident(), torch.is_grad_enabled()
-            place = owner.group_name, layer, label
+            log, again = self._log, int(torch._C._current_graph_task_id() != -1)
             # a recomputed forward pass reports the same tokens again
             sample = None if again else self._sampled(chosen)
-            found = counts, missed, sample
-            self.put((ROUTED, now_ns(), *place, thread, again, grad, *found))
+            number = next(self._routings)
+            head = (
+                *(number, hook.now_ns(), self._meet(owner), layer),
+                log.number("context", CallContext(label=label, linked=bool(label))),
+                *(log.number("thread", threading.get_ident()), again),
+                int(torch.is_grad_enabled()),
+            )
+            on_device = isinstance(demand, torch.Tensor) and not demand.is_cpu
+            if not on_device and (sample is None or sample.is_cpu):
+                form, values = routed_values(demand, dropped, sample, self._tokens)
+                length = words.ROUTED_HEAD + len(values)
+                experts, *rest = form
+                log.put(words.ROUTED, length, *head, experts, 1, *rest, *values)
+                return
+            # read once the device has computed it, to avoid synchronization
+            counts = demand.detach().clone()
+            missed = None if dropped is None else dropped.detach().clone()
+            log.put(words.ROUTED, words.ROUTED_HEAD, *head, 0, 0, 0, 0, 0)
+            self._deferred.append(
+                lambda: self._put_counts(number, counts, missed, sample)
+            )
         except (TypeError, ValueError) as error:
-            self._left_out.add(ROUTING, str(error))
+            self._omitted.add(ROUTING, str(error))
         except Exception as error:
             # no error of the recording may reach the training
             self._failed(ROUTING, error)
 
-    def _sampled(self, chosen: torch.Tensor | None) -> tuple[int, torch.Tensor] | None:
+    def _put_counts(
+        self,
+        number: int,
+        demand: torch.Tensor,
+        dropped: torch.Tensor | None,
+        sample: torch.Tensor | None,
+    ) -> None:
+        assert self._log is not None
+        try:
+            form, values = routed_values(demand, dropped, sample, self._tokens)
+        except (TypeError, ValueError) as error:
+            self._omitted.add(ROUTING, str(error))
+            return
+        length = words.COUNTS_HEAD + len(values)
+        self._log.put(words.COUNTS, length, number, *form, *values)
+
+    def _read_devices(self) -> None:
+        """Put what devices have computed; called by the thread that writes the log."""
+        self._device.resolve()
+        for _ in range(len(self._deferred)):
+            try:
+                self._deferred.popleft()()
+            except Exception as error:
+                # a device has failed: other records remain valid
+                self._omitted.add("value of a device", repr(error))
+        if self._log is not None and (counts := dict(self._omitted.counts)):
+            self._log.add_facts(omitted=counts, reasons=dict(self._omitted.reasons))
+
+    def _sampled(self, chosen: torch.Tensor | None) -> torch.Tensor | None:
         """Sample tokens of a routing; None where their experts are unknown."""
         if chosen is None:
             return None
         try:
             with torch.no_grad(), _disable_current_modes():
-                return self._token_sample, self._sample.take(chosen)
+                return self._sample.take(chosen)
         except ValueError as error:
-            self._left_out.add("sample of tokens", str(error))
+            self._omitted.add("sample of tokens", str(error))
             return None
 
-    def _leave_out(self, message: str) -> None:
-        """Log the first omitted record of a kind, and store the counts in the trace."""
+    def _omit(self, message: str) -> None:
+        """Log the first omitted record of a kind; the trace has the counts."""
         # the ranks run one program, and the merge names them all
         self._warn(message, logged=self._rank == 0)
-        if self._folder is not None:
-            self._journal.send(left_out=self._left_out.words)
 
-    def _warn_of_losses(self, report: Mapping[str, Any]) -> None:
-        """Log the errors that the journal and the committer process reported."""
-        lost = ""
-        if report.get("error") and report["error"] != report.get("left"):
-            lost = (
-                f"{report['lost_windows']} windows of rank {self._rank} are lost: "
-                f"{report['error']}"
-            )
-        unclosed = report.get("unclosed", "")
-        left = f"rank {self._rank}: {report['left']}" if report.get("left") else ""
-        for message in (unclosed, left, lost):
-            if message:
-                self._warn(message)
+    def _warn(self, message: str, *, logged: bool = True) -> None:
+        """Keep a warning, and log it unless the same message was logged before."""
+        if message not in self.warnings:
+            self.warnings.append(message)
+            if logged:
+                logger.warning("%s", message)
 
-    def _store(self) -> Any:
-        """Return the key-value store of the ranks; None if there is no other rank."""
-        if self._world == 1 or dist.get_backend() == "fake":
-            return None  # the ranks of a fake group do not exist
-        return dist.distributed_c10d._get_default_store()
+    def _refusal(self) -> str:
+        """Return why the output cannot be written, "" if it can."""
+        try:
+            prepare(self.path, force=self._force, overwrite="give force=True")
+        except CaptureError as error:
+            return str(error)
+        return ""
 
     def _measure_clock(self, moment: str) -> None:
-        store = self._store() if dist.is_initialized() else None
-        if store is None:
+        store = self._store.store
+        if store is None or self._log is None or not dist.is_initialized():
             return
-        measured = clock_offset.measure_offset(
-            store, self._rank, self._world, f"{self._number}/{moment}"
-        )
-        self._journal.send(clocks=measured.tolist())
+        measured = clock_offset.measure_offset(store, self._rank, self._world, moment)
+        self._log.add_clocks(measured.tolist())
         self._shared_clock = bool((measured["error_ns"] == 0).all())
 
-    def abandon(self) -> None:
-        """Detach a forked child from its parent's recorder."""
-        self._undo.close()
-        self._journal.abandon()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.leave()  # otherwise a child that outlives its parent keeps the lock
-        running.discard(self)
+
+def loss_bits(loss: float) -> int:
+    """Return the bits of a float64 loss as an int64 word."""
+    return int(np.float64(loss).view(np.int64))
+
+
+def routed_values(
+    demand: Any, dropped: Any, sample: torch.Tensor | None, tokens: int
+) -> tuple[tuple[int, int, int, int], list[int]]:
+    """Return E, has_dropped, S and k of a routing, and its values, for its record.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the counts or the experts of sampled tokens are invalid.
+    """
+    copies, missed = demand_of(demand, dropped)
+    values = copies if missed is None else copies + missed
+    size, k = 0, 0
+    if sample is not None:
+        ids = choice_ids(sample, len(copies))
+        size, k = ids.shape
+        values = values + ids.reshape(-1).tolist()
+    return (len(copies), int(missed is not None), size, k), values
+
+
+def describe(
+    workload: Workload | None,
+    world: int,
+    *,
+    model: str,
+    router: str,
+    k: int,
+    every: int = 1,
+) -> Meta:
+    """Create the metadata of a new capture of ``world`` ranks.
+
+    Model and router names ("" if unknown) and experts per token (0 if unknown) take
+    precedence over the workload's.
+    """
+    backend = dist.get_backend() if dist.is_initialized() else ""
+    meta = Meta(
+        origin="captured",
+        model=model,
+        router=router,
+        k=k,
+        every=every,
+        world=world,
+        backend=backend,
+        moetraffic=__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    if workload is None:
+        return meta
+    shape, gating = workload.model, workload.gating
+    layout, training = workload.layout, workload.training
+    return replace(
+        meta,
+        model=model or shape.name,
+        router=router or gating.router,
+        dispatch=gating.dispatch,
+        **{n: getattr(layout, n) for n in ("dp", "tp", "pp", "ep", "cp", "order")},
+        layers=shape.layers,
+        hidden=shape.hidden,
+        experts=shape.experts,
+        k=k or gating.k,
+        capacity_factor=(
+            float("nan") if gating.dispatch == "dropless" else gating.capacity_factor
+        ),
+        dtype=training.dtype,
+        seed=training.seed,
+        data_seed=-1 if training.data_seed is None else training.data_seed,
+        workload=workload.to_json(),
+    )

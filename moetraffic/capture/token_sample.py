@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moetraffic.arrays import Int64, UInt8
-from moetraffic.trace.choices import pack, packed_bytes
+from moetraffic.arrays import Int64
+from moetraffic.capture.annotate import shown
+from moetraffic.trace.choices import ExpertIds, expert_ids
 
 
 class TokenSample:
@@ -39,50 +40,31 @@ class TokenSample:
         """Copy the rows of sampled tokens, on the device of ``chosen``.
 
         ``chosen`` are ``[..., k]`` integer ids of the experts of each token (-1 for
-        none), or a mask ``[..., E]`` bool.
-
-        Raises
-        ------
-        ValueError
-            If it is neither.
+        none), or a mask ``[..., E]`` bool; anything else raises a ValueError.
         """
-        valid = isinstance(chosen, Tensor) and chosen.dim() >= 2
-        if not valid or chosen.is_floating_point() or chosen.is_complex():
+        tensor = isinstance(chosen, Tensor) and chosen.dim() >= 2
+        if not tensor or chosen.is_floating_point() or chosen.is_complex():
             raise ValueError(
                 "the experts of tokens are ids [T, k] or a mask [T, E], not "
-                + (
-                    f"{chosen.dtype} of shape {tuple(chosen.shape)}"
-                    if isinstance(chosen, Tensor)
-                    else type(chosen).__name__
-                )
+                f"{shown(chosen)}"
             )
         rows = chosen.detach().reshape(-1, chosen.shape[-1])
-        at = torch.from_numpy(self.positions(len(rows)))
-        return rows.index_select(0, at.to(rows.device))
+        positions = torch.from_numpy(self.positions(len(rows)))
+        return rows.index_select(0, positions.to(rows.device))
 
 
-def choice_bits(taken: Tensor, experts: int, tokens: int) -> UInt8:
-    """Convert the experts of sampled tokens to bit sets, ``[tokens, B]`` uint8.
+def choice_ids(taken: Tensor, experts: int) -> ExpertIds:
+    """Convert rows of :meth:`TokenSample.take` to ids ``[S, k]``, -1 for none.
 
-    ``taken`` is from :meth:`TokenSample.take`, on any device, for which this waits;
-    missing tokens are empty.
-
-    Raises
-    ------
-    ValueError
-        If a mask has another number of experts.
+    This waits for their device.  An id that is no expert becomes -1; a mask with
+    another number of experts raises a ValueError.
     """
     values = taken.cpu().numpy()
-    if values.dtype == np.bool_:
-        mask = values
-        if mask.shape[1] != experts:
-            raise ValueError(
-                f"a mask of experts has {experts} columns, but has {mask.shape[1]}"
-            )
-    else:
-        mask = np.zeros((len(values), experts), bool)
-        token, _ = known = np.nonzero((values >= 0) & (values < experts))
-        mask[token, values[known]] = True
-    bits = np.zeros((tokens, packed_bytes(experts)), np.uint8)
-    bits[: len(mask)] = pack(mask)
-    return bits
+    if values.dtype != np.bool_:
+        is_expert = (values >= 0) & (values < experts)
+        return np.where(is_expert, values, -1).astype(np.int16)
+    if values.shape[1] != experts:
+        raise ValueError(
+            f"a mask of experts has {experts} columns, but has {values.shape[1]}"
+        )
+    return expert_ids(values)

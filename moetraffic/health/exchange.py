@@ -1,24 +1,54 @@
-"""Rank program of ``moetraffic doctor``: run an all-to-all and compare clocks.
+"""Check that ranks can exchange data over gloo.
 
-:func:`moetraffic.health.exchange_check.try_ranks` starts one process per rank.  Rank 0
-sends the result to its supervisor in the fields of a heartbeat.
+:func:`try_ranks` starts this module as a program, once per rank.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous as store_of
 
-from moetraffic.capture.clock_offset import measure_offset
-from moetraffic.launch import current_rank, heartbeat, rendezvous
+from moetraffic.launch import (
+    RankEnvironment,
+    current_rank,
+    heartbeat,
+    launch,
+    rendezvous,
+)
 
+from .machine import Finding, check
+
+RANKS = 2
+DEADLINE_S = 90.0
 TIMEOUT = timedelta(seconds=30)
-UNKNOWN = -1
+
+
+def try_ranks(rank_env: RankEnvironment | None = None) -> list[Finding]:
+    """Run an all-to-all over gloo on two ranks.
+
+    If another launcher started the ranks, ``rank_env`` is the rank of this process: one
+    process is run, and the ranks use the launcher's rendezvous address.
+    """
+    outcome = launch(
+        [sys.executable, "-m", "moetraffic.health.exchange"],
+        ranks=RANKS if rank_env is None else 1,
+        start_deadline_s=DEADLINE_S if rank_env is None else math.inf,
+        operation_deadline_s=DEADLINE_S,
+        rank_env=rank_env,
+    )
+    ranks = RANKS if rank_env is None else rank_env.world
+    said = f"{ranks} ranks met and exchanged rows over gloo"
+    if not outcome.ok:
+        said = f"{ranks} ranks did not exchange rows over gloo: {outcome.sentence}"
+    choose = (
+        "see memory in this table; let the ports between the hosts through, and name "
+        "the interface in GLOO_SOCKET_IFNAME"
+    )
+    return [check("network", "exchange", outcome.ok, said, choose)]
 
 
 def main() -> int:
@@ -26,54 +56,35 @@ def main() -> int:
     rank_env = current_rank()
     if rank_env is None:
         raise SystemExit("moetraffic.health.exchange is started by moetraffic doctor")
+    rank, world = rank_env.rank, rank_env.world
     heartbeat.send("start")
     torch.set_num_threads(1)
     try:
-        stores = store_of(rendezvous(), rank_env.rank, rank_env.world, timeout=TIMEOUT)
-        store, _, _ = next(stores)
         dist.init_process_group(
-            "gloo",
-            store=PrefixStore("group", store),
-            rank=rank_env.rank,
-            world_size=rank_env.world,
-            timeout=TIMEOUT,
+            "gloo", rendezvous(), timeout=TIMEOUT, rank=rank, world_size=world
         )
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        message = f"cannot join the other ranks: {reason}"
+        message = f"cannot join the other ranks: {str(error).splitlines()[0]}"
         heartbeat.send("error", message=message, cause="own")
         return 2
     heartbeat.send("ready")
     try:
-        right = _exchange(rank_env.rank, rank_env.world)
-        clocks = measure_offset(
-            PrefixStore("clock", store), rank_env.rank, rank_env.world, "doctor"
-        )
-        offset = [(int(c["offset_ns"]), int(c["error_ns"])) for c in clocks]
-        mine = torch.tensor([int(right), *(offset or [(0, UNKNOWN)])[0]])
-        found = torch.zeros(rank_env.world, 3, dtype=torch.int64)
-        dist.all_gather(list(found.unbind()), mine)
+        right = exchange(rank, world)
     finally:
         # without this, gloo's threads may abort the process at exit
         dist.destroy_process_group()
-    heartbeat.send(
-        "step",
-        right=bool(found[:, 0].all()),
-        offset_ns=int(found[:, 1].abs().max()),
-        error_ns=UNKNOWN if int(found[:, 2].min()) < 0 else int(found[:, 2].max()),
-    )
     heartbeat.send("done")
     return 0 if right else 2
 
 
-def _exchange(rank: int, world: int) -> bool:
+def exchange(rank: int, world: int) -> bool:
     """Run an uneven all-to-all in which rank r sends ``r + d + 1`` rows to rank d."""
-    sent = [rank + other + 1 for other in range(world)]
-    rows = torch.full((sum(sent),), rank, dtype=torch.int64)
-    come = torch.full((sum(sent),), -1, dtype=torch.int64)  # as many as are sent
-    dist.all_to_all_single(come, rows, sent, sent)
-    want = [other for other in range(world) for _ in range(sent[other])]
-    return come.tolist() == want
+    splits = [rank + other + 1 for other in range(world)]
+    sent = torch.full((sum(splits),), rank, dtype=torch.int64)
+    received = torch.full((sum(splits),), -1, dtype=torch.int64)  # as many as are sent
+    dist.all_to_all_single(received, sent, splits, splits)
+    expected = [other for other in range(world) for _ in range(splits[other])]
+    return received.tolist() == expected
 
 
 if __name__ == "__main__":

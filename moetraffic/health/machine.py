@@ -1,301 +1,255 @@
-"""Check torch's backends, GPUs, network interfaces, files and limits."""
+"""Check this machine for capture and replay: software, torch, files, limits, network.
+
+:func:`examine` checks what every run needs, and :func:`before_replay` what the replay
+of a trace needs.
+"""
 
 from __future__ import annotations
 
+import enum
 import fcntl
-import io
+import importlib.metadata
 import os
 import platform
-import resource
+import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from moetraffic.errors import CaptureError, LayoutError
+import moetraffic
+from moetraffic.errors import CaptureError, LayoutError, TraceError, install_command
 from moetraffic.files import remedy
 from moetraffic.launch import current_rank
 from moetraffic.launch.machine_resources import available_bytes, own_gpu
-from moetraffic.trace.segments.store import SMALLEST_LIMIT, file_size_limit
-from moetraffic.units import byte_size
-from moetraffic.user_cache import user_cache
+from moetraffic.trace import Trace
+from moetraffic.trace.merge.log_folder import SMALLEST_LIMIT, file_size_limit
 
-from .exchange_check import try_ranks
-from .finding import Finding, State, finding
-from .software import software
-
-RANKS = 2
-FEW_FILES = 1024
-"""Limit on the open files of a process below which many ranks cannot start."""
 LITTLE_BYTES = 1 << 30
 
 
-def examine(folder: Path, *, exchange: bool = True) -> list[Finding]:
-    """Check all requirements of capture, analysis and replay on this machine.
+class State(str, enum.Enum):
+    """Severity of a finding of a health check."""
 
-    Traces will be written to ``folder``.  ``exchange`` also runs an all-to-all over
-    gloo on two ranks (or on the ranks of another launcher), and compares their clocks,
-    which takes seconds.  Findings are in the order of their dependencies.
+    OK = "ok"
+    NOTE = "note"  # degraded, or missing but not required
+    STOP = "stop"  # a capture or a replay would not run
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one health check: state, observation and remedy."""
+
+    area: str  # software, torch, files, machine, network or replay
+    name: str
+    state: State
+    said: str  # observation
+    remedy: str = ""  # action to take, if the state is not OK
+
+
+def check(
+    area: str, name: str, good: bool, said: str, remedy: str, bad: State = State.STOP
+) -> Finding:
+    """Create a finding of state OK, without the remedy, or ``bad``."""
+    if good:
+        return Finding(area, name, State.OK, said)
+    return Finding(area, name, bad, said, remedy)
+
+
+def stops(findings: Iterable[Finding]) -> list[Finding]:
+    """Select the findings that prevent a capture or a replay."""
+    return [f for f in findings if f.state is State.STOP]
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Check what capture, analysis and replay need on this machine.
+
+    Traces will be written to ``folder``.  Findings are in the order of their
+    dependencies.
     """
-    found = [*software(), *_torch(), *_hook(), *_files(folder), *_limits(), *_network()]
+    return [*software(), *backends(), *files(folder), *network()]
+
+
+def software() -> Iterator[Finding]:
+    """Check the installed versions of the packages that moetraffic requires."""
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    yield Finding("software", "python", State.OK, f"{python}, {system}")
+    yield Finding("software", "moetraffic", State.OK, moetraffic.__version__)
+    for name, least, extra in requirements():
+        try:
+            version = importlib.metadata.version(name)
+            good = numbers(version) >= numbers(least)
+            said = version if good else f"{version}, but {least} or newer is needed"
+        except importlib.metadata.PackageNotFoundError:
+            good, said = False, "not installed"
+        install = install_command(extra) if extra else f"pip install '{name}>={least}'"
+        bad = State.NOTE if extra else State.STOP
+        yield check("software", name, good, said, install, bad)
+
+
+def requirements() -> list[tuple[str, str, str]]:
+    """List required packages: name, least version, and extra ("": always required)."""
     try:
-        rank_env = current_rank()
-    except LayoutError as error:
-        return [*found, finding("network", "launcher", State.STOP, str(error))]
-    said = "none: moetraffic starts ranks of this host itself"
-    if rank_env is not None:
-        said = f"this is rank {rank_env.rank} of {rank_env.world}"
-    found.append(finding("network", "launcher", State.OK, said))
-    return found + try_ranks(RANKS, rank_env) if exchange else found
+        texts = importlib.metadata.requires("moetraffic") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []  # a checkout that is not installed
+    pattern = re.compile(r"([\w-]+)>=([\d.]+)(?:; extra == ['\"]([\w-]+)['\"])?")
+    found = [match.groups("") for text in texts if (match := pattern.fullmatch(text))]
+    return [
+        (name, least, extra)
+        for name, least, extra in found
+        if not extra.startswith(("docs", "examples", "test")) and name != "setuptools"
+    ]
 
 
-def _torch() -> Iterator[Finding]:
-    check = partial(finding, "torch")
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (2, 13, 0) of "2.13.0+cpu"."""
+    leading = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, leading.group().split("."))) if leading else ()
+
+
+def backends() -> Iterator[Finding]:
+    """Check torch's backends, the GPUs and the compiled hook."""
     try:
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        yield check("torch", State.STOP, f"does not import: {error}", "reinstall it")
+        said = f"does not import: {error}"
+        yield Finding("torch", "torch", State.STOP, said, "reinstall it")
         return
-    if not dist.is_available():
-        yield check(
-            *("distributed", State.STOP),
-            "this torch is built without torch.distributed",
-            "install a torch that has it",
-        )
-        return
-    gloo = dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else True
-    yield check(
-        *("gloo", State.OK if gloo else State.STOP),
-        "available: ranks on CPUs" if gloo else "missing: ranks on CPUs need it",
-        "install a torch that has it",
-    )
-    cuda, devices = torch.version.cuda, torch.cuda.device_count()
-    nccl = dist.is_nccl_available()
-    said = "not in this torch: GPUs cannot exchange through it"
-    if nccl and cuda:
-        number = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        said = f"version {'.'.join(map(str, number))}, for CUDA {cuda}"
-    elif nccl:
-        said = "available, of unknown version"
-    state = State.OK if nccl or not devices else State.NOTE
-    yield check("NCCL", state, said, "install a torch with CUDA")
-    ucc = getattr(dist, "is_ucc_available", bool)()
-    for name, available in (("MPI", dist.is_mpi_available()), ("UCC", ucc)):
-        said = "not in this torch (needed only for --backend)"
-        yield check(name, State.OK, "available" if available else said)
-    named = [torch.cuda.get_device_properties(d) for d in range(devices)]
-    gpus = "; ".join(f"{p.name}, {p.total_memory / 1e9:.0f} GB" for p in named)
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not named and cuda and hidden is not None:
-        yield check(
-            *("GPUs", State.NOTE),
-            f"none: CUDA_VISIBLE_DEVICES is {hidden!r}",
-            "unset CUDA_VISIBLE_DEVICES to use the GPUs of this host, if it has any",
-        )
-        return
-    yield check("GPUs", State.OK, gpus or "none: ranks compute and send on CPUs")
-    local = os.environ.get("LOCAL_RANK", "")
-    if named and local.isdecimal():
+    gloo = dist.is_available() and dist.is_gloo_available()
+    said = "available: ranks on CPUs" if gloo else "missing: ranks on CPUs need it"
+    install = "install a torch with torch.distributed and gloo"
+    yield check("torch", "gloo", gloo, said, install)
+    devices = torch.cuda.device_count()
+    gpus = [torch.cuda.get_device_properties(device) for device in range(devices)]
+    said = "; ".join(f"{gpu.name}, {gpu.total_memory / 1e9:.0f} GB" for gpu in gpus)
+    said = said or "none: ranks compute and send on CPUs"
+    yield Finding("torch", "GPUs", State.OK, said)
+    if gpus:
+        nccl = dist.is_available() and dist.is_nccl_available()
+        said = "not in this torch: GPUs cannot exchange through it"
+        if nccl:
+            version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            said = (
+                f"version {'.'.join(map(str, version))}, for CUDA {torch.version.cuda}"
+            )
+        install = "install a torch with CUDA"
+        yield check("torch", "NCCL", nccl, said, install, State.NOTE)
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    if gpus and local_rank.isdecimal():
         try:
-            own_gpu(int(local), devices)
+            own_gpu(int(local_rank), devices)
         except LayoutError as error:
-            yield check("GPU of this rank", State.STOP, str(error))
+            yield Finding("torch", "GPU of this rank", State.STOP, str(error))
+    yield compiled_hook()
 
 
-def _hook() -> Iterator[Finding]:
+def compiled_hook() -> Finding:
+    """Check whether the hook is compiled."""
     from moetraffic.capture.hook import native
 
-    check = partial(finding, "torch", "compiled hook")
     try:
         compiled = native.load() is not None
     except CaptureError as error:
-        yield check(State.STOP, str(error))
-        return
+        return Finding("torch", "compiled hook", State.STOP, str(error))
+    said = "not built for this torch: capture uses the hook in Python"
     if compiled:
-        yield check(State.OK, "available: lowest overhead per recorded collective")
-        return
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    yield check(
-        State.NOTE,
-        "not built for this torch: capture uses the hook in Python",
-        "moetraffic build"
-        if compiler
-        else "install a C++ compiler, then moetraffic build",
-    )
+        said = "available: lowest overhead per recorded collective"
+    build = "moetraffic build"
+    return check("torch", "compiled hook", compiled, said, build, State.NOTE)
 
 
-def _network() -> Iterator[Finding]:
-    check = partial(finding, "network")
-    interfaces = {name: _interface(name) for _, name in socket.if_nameindex()}
-    yield check(
-        *("interfaces", State.OK if interfaces else State.STOP),
-        "; ".join(f"{name} {state}" for name, state in interfaces.items()) or "none",
-        "ranks need at least the loopback interface: ip link set lo up",
-    )
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        for name in filter(None, os.environ.get(variable, "").split(",")):
-            # NCCL takes prefixes, =exact names and ^exclusions
-            bare = name.lstrip("^=")
-            known = any(other.startswith(bare) for other in interfaces)
-            yield check(
-                *(variable, State.OK if known else State.STOP),
-                name if known else f"{name}, which is no interface of this host",
-                f"set it to one of {', '.join(interfaces)}, or unset it",
-            )
-    host = platform.node()
+def files(folder: Path) -> Iterator[Finding]:
+    """Check the folder of traces, its space, the temporary folder, and memory."""
     try:
-        address = socket.getaddrinfo(host, None)[0][4][0]
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".moetraffic-") as file:
+            file.write(b"\0")
+            file.flush()
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        yield check(
-            *("host name", State.NOTE),
-            f"{host} has no address ({error}): ranks use the loopback interface",
-            "for several hosts, give it one in /etc/hosts or set GLOO_SOCKET_IFNAME",
-        )
+        said = f"no trace can be written to {folder} ({error.strerror or error})"
+        choose = f"{remedy(error)}, with file locks (-o)"
+        yield Finding("files", "folder", State.STOP, said, choose)
     else:
-        yield check("host name", State.OK, f"{host} is {address}")
-
-
-def _interface(name: str) -> str:
-    """Read the state and speed of a network interface."""
-    at = Path("/sys/class/net") / name
-    try:
-        state = (at / "operstate").read_text().strip()
-    except OSError:
-        return "of unknown state"
-    try:
-        speed = int((at / "speed").read_text())
-    except (OSError, ValueError):
-        speed = 0  # loopback and virtual interfaces report none
-    up = "up" if state in ("up", "unknown") else state
-    return f"{up}, {speed / 1000:g} Gb/s" if speed > 0 else up
-
-
-def _files(folder: Path) -> Iterator[Finding]:
-    import h5py
-    import numpy as np
-
-    image, rows = io.BytesIO(), np.arange(1000)
-    # in memory first: HDF5 may crash where a file cannot be written
-    with h5py.File(image, "w") as file:
-        file.create_dataset("rows", data=rows, compression="gzip", shuffle=True)
-    try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".moetraffic-") as made:
-            path = Path(made) / "tried.h5"
-            path.write_bytes(image.getvalue())
-            with h5py.File(path) as file:
-                same = bool((file["rows"][:] == rows).all())
-            with path.open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        yield finding(
-            *("files", "folder", State.STOP),
-            f"no trace can be written to {folder} ({error.strerror or error})",
-            f"{remedy(error)}, with file locks (-o)",
-        )
-    else:
-        yield finding(
-            *("files", "HDF5", State.OK if same else State.STOP),
-            f"{h5py.version.hdf5_version}, written and read in {folder}",
-            "reinstall h5py",
-        )
-        yield disk_space(folder, LITTLE_BYTES, "files", "disk")
-        yield _capture_size(folder)
-    yield _file_size()
-    yield _temporary_folder()
-    yield _cache()
-
-
-def _file_size() -> Finding:
-    limit = file_size_limit()
-    check = partial(finding, "files", "file size")
-    if limit is None:
-        return check(State.OK, "no limit")
-    return check(
-        State.NOTE if limit >= SMALLEST_LIMIT else State.STOP,
-        f"at most {limit / 1e6:.3g} MB per file: larger traces are not written",
-        "ulimit -f unlimited",
-    )
-
-
-def _capture_size(folder: Path) -> Finding:
-    """State how much a capture can record in a folder, and how to bound it."""
-    most, limit = shutil.disk_usage(folder).free // 2, file_size_limit()
-    why = "half of the free space, which a merge needs twice"
-    if limit is not None and limit < most:
-        most, why = limit, "the limit on file sizes, as a trace is one file"
-    return finding(
-        *("files", "capture size", State.OK),
-        f"at most {byte_size(most)}: {why}; --max-size "
-        f"{byte_size(most).replace(' ', '')} bounds a run",
-    )
-
-
-def _temporary_folder() -> Finding:
-    asked, name = os.environ.get("TMPDIR"), "temporary folder"
+        yield space("files", "folder", folder, LITTLE_BYTES)
+    limit, said, bad = file_size_limit(), "no limit", State.NOTE
+    if limit is not None:
+        said = f"at most {limit / 1e6:.3g} MB per file: larger traces are not written"
+        bad = State.STOP if limit < SMALLEST_LIMIT else State.NOTE
+    raise_it = "ulimit -f unlimited"
+    yield check("files", "file size", limit is None, said, raise_it, bad)
     try:
         temporary = Path(tempfile.gettempdir())
     except FileNotFoundError:
-        return finding(
-            *("files", name, State.STOP),
-            "no folder for temporary files can be written",
-            "set TMPDIR to a folder that you may write to, with space",
-        )
-    if asked and Path(asked).absolute() != temporary.absolute():
-        return finding(
-            *("files", name, State.NOTE),
-            f"TMPDIR is {asked}, which cannot be written: {temporary} is used",
-            "set TMPDIR to a folder that you may write to, with space",
-        )
-    return disk_space(temporary, LITTLE_BYTES // 4, "files", name)
+        said = "none can be written"
+        choose = "set TMPDIR to a folder that you may write to, with space"
+        yield Finding("files", "temporary folder", State.STOP, said, choose)
+    else:
+        yield space("files", "temporary folder", temporary, LITTLE_BYTES // 4)
+    memory = available_bytes()
+    good = memory is None or memory >= LITTLE_BYTES
+    said = "unknown" if memory is None else f"{memory / 1e9:.1f} GB are available"
+    few = "a rank takes about 0.3 GB: start few"
+    yield check("machine", "memory", good, said, few, State.NOTE)
 
 
-def _cache() -> Finding:
-    """Check the user's cache, which libraries and the compiled hook write to."""
-    check, cache = partial(finding, "files", "user cache"), user_cache()
-    if cache is None:
-        return check(
-            State.NOTE,
-            f"user {os.getuid()} has neither HOME nor an entry in the passwd database",
-            "set HOME to a folder that you may write to",
-        )
-    there = next(p for p in (cache, *cache.parents) if p.exists())
-    writable = os.access(there, os.W_OK)
-    return check(
-        State.OK if writable else State.NOTE,
-        str(cache) if writable else f"{cache} cannot be written",
-        "set XDG_CACHE_HOME to a folder that you may write to",
-    )
-
-
-def disk_space(folder: Path, needed: float, area: str, name: str) -> Finding:
+def space(area: str, name: str, folder: Path, needed: float) -> Finding:
     """Check the free disk space of a folder."""
     free = shutil.disk_usage(folder).free
-    return finding(
-        *(area, name, State.OK if free >= needed else State.NOTE),
-        f"{free / 1e9:.1f} GB are free in {folder}"
-        + ("" if free >= needed else f", less than {needed / 1e9:.1f} GB"),
-        "make room, or write elsewhere with -o",
-    )
+    said = f"{free / 1e9:.1f} GB are free in {folder}"
+    if free < needed:
+        said += f", less than {needed / 1e9:.1f} GB"
+    elsewhere = "make room, or write elsewhere"
+    return check(area, name, free >= needed, said, elsewhere, State.NOTE)
 
 
-def _limits() -> Iterator[Finding]:
-    check = partial(finding, "machine")
-    cores = len(os.sched_getaffinity(0))
-    yield check("processors", State.OK, f"{cores} are available")
-    memory = available_bytes()
-    enough = memory is None or memory >= LITTLE_BYTES
-    yield check(
-        *("memory", State.OK if enough else State.NOTE),
-        "unknown" if memory is None else f"{memory / 1e9:.1f} GB are available",
-        "a rank takes about 0.3 GB: start few",
-    )
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = files == resource.RLIM_INFINITY
-    yield check(
-        *("open files", State.OK if unlimited or files >= FEW_FILES else State.NOTE),
-        "no limit" if unlimited else f"at most {files} per process",
-        f"ulimit -n {FEW_FILES}",
-    )
+def network() -> Iterator[Finding]:
+    """Check the variables that choose network interfaces and that name the rank."""
+    names = [name for _, name in socket.if_nameindex()]
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for name in filter(None, os.environ.get(variable, "").split(",")):
+            # NCCL takes prefixes, =exact names and ^exclusions
+            known = any(other.startswith(name.lstrip("^=")) for other in names)
+            said = name if known else f"{name}, which is no interface of this host"
+            choose = f"set it to one of {', '.join(names)}, or unset it"
+            yield check("network", variable, known, said, choose)
+    said = "none: moetraffic starts ranks of this host itself"
+    try:
+        if (rank := current_rank()) is not None:
+            said = f"this is rank {rank.rank} of {rank.world}"
+        yield Finding("network", "launcher", State.OK, said)
+    except LayoutError as error:
+        yield Finding("network", "launcher", State.STOP, str(error))
+
+
+def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Finding]:
+    """Check what the replay of a trace file needs, other than memory and a network.
+
+    ``nproc`` is the number of ranks to start on this host, None for that of the trace;
+    the replayed trace will be written to ``folder``.
+    """
+    try:
+        with Trace.open(trace) as opened:
+            world, complete = opened.meta.world, opened.meta.complete
+            operations, iterations = len(opened.occurrences), len(opened.iterations)
+    except TraceError as error:
+        return [Finding("replay", "trace", State.STOP, str(error))]
+    content = f"{operations} operations of {world} ranks, {iterations} iterations"
+    if not complete:
+        content += ", of which some are missing"
+    missing = "give --complete-missing peers or mean"
+    ranks, number = nproc or world, f"{nproc or world}, as in the trace"
+    if ranks != world:
+        number = f"{ranks}, but the trace has {world}"
+    change = "fold" if ranks < world else "expand"
+    change = f"give replay --{change} {ranks}, or change --nproc"
+    return [
+        check("replay", "trace", complete, content, missing, State.NOTE),
+        check("replay", "ranks", ranks == world, number, change),
+        # the same operations with other times: about the same size
+        space("replay", "disk", folder, 2 * trace.stat().st_size),
+    ]

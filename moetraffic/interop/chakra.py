@@ -26,7 +26,7 @@ from moetraffic.trace.model import (
     Group,
 )
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .importer import (
     ImportedFiles,
     Importer,
@@ -138,7 +138,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
     ends += [rank for ranks in listed.values() for rank in ranks]
     if max(ends, default=0) >= MOST_RANKS:
         raise wrong(files[0], f"a message is of rank {max(ends)}")
-    records = [RankRecord(rank=one.rank, source=one.source) for one in every]
+    records = [ImportedRank(rank=one.rank, source=one.source) for one in every]
     for record in records:
         record.widest = max(ends, default=-1) + 1
     world, world_by = number_of_ranks(records, options)
@@ -321,7 +321,9 @@ class Groups:
 # ---- calls ----------------------------------------------------------------------
 
 
-def _named(call: NamedCall, groups: Groups, record: RankRecord) -> ImportedCall | None:
+def _named(
+    call: NamedCall, groups: Groups, record: ImportedRank
+) -> ImportedCall | None:
     """Build a call from the nodes that this library's exporter wrote."""
     if any(n.kind == COLLECTIVE for n in call.nodes):
         made = _other(call.nodes[0], groups, record)
@@ -348,7 +350,7 @@ def _named(call: NamedCall, groups: Groups, record: RankRecord) -> ImportedCall 
     return made
 
 
-def _exchange(call: NamedCall, group: Group, record: RankRecord) -> ImportedCall:
+def _exchange(call: NamedCall, group: Group, record: ImportedRank) -> ImportedCall:
     """Join the sends and receives of a call to an all-to-all."""
     places = {rank: at for at, rank in enumerate(group.ranks)}
     sent, received = [0] * len(places), [0] * len(places)
@@ -366,7 +368,7 @@ def _exchange(call: NamedCall, group: Group, record: RankRecord) -> ImportedCall
     return made
 
 
-def _message(node: Node, group: Group, record: RankRecord) -> ImportedCall | None:
+def _message(node: Node, group: Group, record: ImportedRank) -> ImportedCall | None:
     places = {rank: at for at, rank in enumerate(group.ranks)}
     ends = (node.number("comm_src"), node.number("comm_dst"))
     if node.kind == SEND and ends[0] < 0:
@@ -383,7 +385,7 @@ def _message(node: Node, group: Group, record: RankRecord) -> ImportedCall | Non
     return made
 
 
-def _other(node: Node, groups: Groups, record: RankRecord) -> ImportedCall | None:
+def _other(node: Node, groups: Groups, record: ImportedRank) -> ImportedCall | None:
     """Build a call from a collective or message of any program."""
     record.seen[words(node.name, 60)] += 1
     if node.kind != COLLECTIVE:

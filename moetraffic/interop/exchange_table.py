@@ -39,7 +39,7 @@ from moetraffic.trace.model import TRANSPOSED_PHASES
 from moetraffic.trace.provenance import SOURCES
 from moetraffic.units import rank_span
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .importer import ImportedFiles, Importer, ImportOptions, too_few_ranks
 from .json_reader import (
     LARGEST,
@@ -140,7 +140,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
             inferred += (
                 f"--row-bytes adds no exchanges to {layers}: the table has its own",
             )
-    records = [RankRecord(rank=rank, source=files[0].name) for rank in range(world)]
+    records = [ImportedRank(rank=rank, source=files[0].name) for rank in range(world)]
     for key in sorted(calls):
         group = groups[key.group]
         for rank, call in zip(

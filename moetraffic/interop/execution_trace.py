@@ -22,7 +22,7 @@ from typing import Any
 
 from moetraffic.trace.model import UNKNOWN_TIME
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .importer import Importer, json_with, rank_by_rank
 from .json_reader import JsonStream, integers, opened, whole, wrong
 from .process_group import ProfileGroups
@@ -82,7 +82,7 @@ class CollectedNodes:
     seen: Counter[str] = field(default_factory=Counter)  # names of communication
 
 
-def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[RankRecord, int]:
+def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[ImportedRank, int]:
     """Read one rank's execution trace; return its record and number of ranks.
 
     The number is 0 if unknown, and ``assumed`` if that is not 0; ``rank`` is that in
@@ -105,7 +105,7 @@ def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[RankRecord, in
             "neither a collective of all ranks nor its name contains its rank",
             "name it like rank3.json",
         )
-    record = RankRecord(
+    record = ImportedRank(
         rank=rank,
         source=path.name,
         stated=groups.stated,

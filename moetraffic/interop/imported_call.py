@@ -1,21 +1,24 @@
-"""Imported calls of a rank, and their conversion into trace segments.
+"""Imported calls of a rank, and their conversion into records to merge.
 
-An importer converts each file to a :class:`RankRecord`: the ordered calls of one rank.
-A value that the file lacks is -1, "" or UNKNOWN_TIME; merging infers it (steps, layers,
-phases, byte counts recorded by a peer) or leaves it unknown.
+An importer converts each file to an :class:`ImportedRank`: the ordered calls of one
+rank.  Those of all ranks become a :class:`RankRecord` each.  A value that the files do
+not contain is -1, "" or UNKNOWN_TIME; merging infers it (steps, layers, phases, byte
+counts recorded by a peer) or leaves it unknown.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import TraceError
+from moetraffic.trace.merge.rank_record import CALL, STEP, RankRecord, narrow
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     PLACEMENT,
@@ -27,7 +30,6 @@ from moetraffic.trace.model import (
     SiteNumbers,
     Source,
 )
-from moetraffic.trace.segments.segment import EVENT, STEP, Segment
 
 from .json_reader import MOST_BYTES
 
@@ -62,7 +64,7 @@ class ImportedCall:
 
 
 @dataclass(kw_only=True)
-class RankRecord:
+class ImportedRank:
     """Imported calls and steps of one rank from one file."""
 
     rank: int
@@ -109,44 +111,38 @@ Placed = Mapping[tuple[int, Group], Sequence[int]]
 """World rank that holds each expert, by layer and group."""
 
 
-def segments(
-    records: Iterable[RankRecord], meta: Meta, placed: Placed | None = None
-) -> list[Segment]:
-    """Convert imported records to trace segments, sorted by rank and time.
+def rank_records(
+    imported: Iterable[ImportedRank], meta: Meta, placed: Placed | None = None
+) -> list[RankRecord]:
+    """Convert imported files to one record for each rank, sorted by rank.
 
-    ``placed`` is the expert placement, where it is known.
+    Several files of a rank are joined in the order of their first calls.  ``placed`` is
+    the expert placement, where it is known.
     """
-    ordered = sorted(records, key=lambda r: (r.rank, r.begins()))
+    ordered = sorted(imported, key=lambda part: (part.rank, part.begins()))
     _settle_rows(ordered)
-    counts: dict[tuple[int, Group], int] = {}
-    found: list[Segment] = []
-    for record in ordered:
-        if not 0 <= record.rank < meta.world:
+    for part in ordered:
+        if not 0 <= part.rank < meta.world:
             raise TraceError(
-                f"{record.source} is of rank {record.rank}, but the run has "
+                f"{part.source} is of rank {part.rank}, but the run has "
                 f"{meta.world} ranks: leave it out"
             )
-        before = found[-1] if found and found[-1].rank == record.rank else None
-        if before:
-            found[-1] = replace(before, final=False)
-        index = before.index + 1 if before else 0
-        found.append(_segment(record, index, meta, counts, placed or {}))
-    return found
+    return [
+        _joined(list(parts), meta, placed or {})
+        for _, parts in groupby(ordered, key=lambda part: part.rank)
+    ]
 
 
-def _segment(
-    record: RankRecord,
-    index: int,
-    meta: Meta,
-    counts: dict[tuple[int, Group], int],
-    placed: Placed,
-) -> Segment:
+def _joined(parts: Sequence[ImportedRank], meta: Meta, placed: Placed) -> RankRecord:
+    """Join the files of a rank."""
     groups: dict[Group, int] = {}
     sites = SiteNumbers()
     splits: dict[int, list[Any]] = {}
     demand: dict[int, list[Any]] = {}
-    events = np.zeros(len(record.calls), EVENT)
-    for row, call in zip(events, record.calls, strict=True):
+    counts: Counter[Group] = Counter()
+    calls = np.zeros(sum(len(part.calls) for part in parts), CALL)
+    every = (call for part in parts for call in part.calls)
+    for row, call in zip(calls, every, strict=True):
         site = Site(
             group=groups.setdefault(call.group, len(groups)),
             operation=call.operation,
@@ -164,60 +160,65 @@ def _segment(
         )
         row["site"] = sites.add(site)
         if call.operation in (ROUTING, ALL_TO_ALL):
-            rows = demand if call.operation == ROUTING else splits
-            mine = rows.setdefault(len(call.sent), [])
-            row["payload"] = len(mine)
-            mine.append((call.sent, call.received))
+            panel = demand if call.operation == ROUTING else splits
+            rows = panel.setdefault(len(call.sent), [])
+            row["payload"] = len(rows)
+            rows.append((call.sent, call.received))
         else:
             row["payload"] = call.volume
         for name in ("iteration", "issue", "start", "end", "thread", "link"):
             row[name] = getattr(call, name)
-        row["sequence"] = _sequence(call, record.rank, counts)
-    steps = np.zeros(len(record.steps), STEP)
-    for number, (iteration, start, end) in enumerate(record.steps):
-        source = record.step_sources.get(iteration, Source.ANNOTATED)
-        tokens = record.tokens.get(iteration, -1)
-        steps[number] = (iteration, np.nan, tokens, start, end, source)
+        row["sequence"] = _sequence(call, counts)
+    steps = np.array([step for part in parts for step in _steps(part)], STEP)
+    # calls before the first marked step are of that step
+    when = calls["iteration"]
+    marked = np.concatenate([when[when >= 0], steps["iteration"]])
+    if len(marked):
+        when[when < 0] = marked.min()
     placements = [
         (groups[group], layer, expert, 0, rank, 0)
         for (layer, group), holders in placed.items()
         if group in groups
         for expert, rank in enumerate(holders)
     ]
-    return Segment(
-        rank=record.rank,
-        index=index,
-        final=True,
-        node=record.node,
+    return RankRecord(
+        rank=parts[0].rank,
+        node=parts[-1].node,
         meta=meta,
         groups=tuple(groups),
         sites=tuple(sites.sites),
-        events=events,
+        calls=calls,
         steps=steps,
-        kinds=("train",) * len(steps),
-        splits={w: np.array(r, np.int64) for w, r in splits.items()},
-        demand={e: np.array(r, np.int32) for e, r in demand.items()},
+        splits={w: narrow(np.array(r, np.int64)) for w, r in splits.items()},
+        demand={e: narrow(np.array(r, np.int64)) for e, r in demand.items()},
         placements=np.array(placements, PLACEMENT),
-        left_out=", ".join(f"{n} {what}" for what, n in record.left_out.items()),
+        omitted=sum((part.left_out for part in parts), Counter[str]()),
     )
 
 
-def _sequence(
-    call: ImportedCall, rank: int, counts: dict[tuple[int, Group], int]
-) -> int:
+def _steps(part: ImportedRank) -> list[tuple[Any, ...]]:
+    """Return the rows of a table of steps."""
+    return [
+        (
+            *(iteration, np.nan, part.tokens.get(iteration, -1), start, end),
+            part.step_sources.get(iteration, Source.ANNOTATED),
+            "train",
+        )
+        for iteration, start, end in part.steps
+    ]
+
+
+def _sequence(call: ImportedCall, counts: Counter[Group]) -> int:
     """Return the sequence number of a call in its group, -1 if not a collective."""
-    if call.operation == ROUTING or call.peers != (-1, -1):
-        return -1
-    if not call.counted:
+    if call.operation == ROUTING or call.peers != (-1, -1) or not call.counted:
         return -1
     if call.sequence >= 0:
         return call.sequence
-    key = (rank, call.group)
-    counts[key] = counts.get(key, -1) + 1
-    return counts[key]
+    counts[call.group] += 1
+    return counts[call.group] - 1
 
 
-def _settle_rows(records: Sequence[RankRecord]) -> None:
+def _settle_rows(records: Sequence[ImportedRank]) -> None:
     """Copy the row size of an all-to-all to ranks that exchanged no rows.
 
     Without it, merging could not match the call to those of its peers.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moetraffic.errors import TraceError
 
-from .imported_call import Placed, RankRecord
+from .imported_call import ImportedRank, Placed
 
 RANK = re.compile(r"rank[_\-.]?(\d{1,7})(?!\d)", re.I)
 LAST_NUMBER = re.compile(r"(?:^|[_\-.])(\d{1,7})$")
@@ -35,7 +35,7 @@ class ImportOptions:
 class ImportedFiles:
     """Combined content of all imported files."""
 
-    records: list[RankRecord]
+    records: list[ImportedRank]
     world: int
     world_by: str = ""  # what the number of ranks is from
     placed: Placed | None = None
@@ -79,7 +79,7 @@ def rank_in_name(path: Path) -> int | None:
     return int(found[-1]) if found else None
 
 
-Read = Callable[[Path, int | None, int], tuple[RankRecord, int]]
+Read = Callable[[Path, int | None, int], tuple[ImportedRank, int]]
 """Read the file of a rank, given its path, the rank in its name, and the number of
 ranks to assume (0: that in the file).  Return its record and number of ranks."""
 
@@ -106,7 +106,7 @@ def rank_by_rank(
         record if size == world else read(file, rank_in_name(file), world)[0]
         for file, (record, size) in zip(files, found, strict=True)
     ]
-    by_rank: dict[int, list[RankRecord]] = {}
+    by_rank: dict[int, list[ImportedRank]] = {}
     for record in records:
         by_rank.setdefault(record.rank, []).append(record)
     for rank, mine in by_rank.items():
@@ -124,7 +124,7 @@ def rank_by_rank(
 
 
 def number_of_ranks(
-    records: Sequence[RankRecord], options: ImportOptions
+    records: Sequence[ImportedRank], options: ImportOptions
 ) -> tuple[int, str]:
     """Return the number of ranks of a run, 0 if unknown, and what it is from."""
     stated = max(r.stated for r in records)

@@ -14,7 +14,7 @@ from moetraffic import __version__
 from moetraffic.errors import TraceError
 from moetraffic.spelling import check_choice
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Group, Meta, Trace
-from moetraffic.trace.merge.merging import Merged, merge_segments
+from moetraffic.trace.merge.merging import Merged, merge_records
 from moetraffic.trace.model import Presence
 from moetraffic.units import rank_span
 
@@ -27,7 +27,7 @@ from . import (
     nccl_inspector,
     traffic_matrix,
 )
-from .imported_call import segments
+from .imported_call import rank_records
 from .importer import (
     BY_OPTION,
     ImportedFiles,
@@ -169,8 +169,8 @@ def import_files(
         raise TraceError(
             f"{meta.source[:200]} has no collective that can be imported: {why[:600]}"
         )
-    merged = merge_segments(
-        segments(read.records, meta, read.placed),
+    merged = merge_records(
+        rank_records(read.records, meta, read.placed),
         meta.source[:200],
         missing=read.remarks,
         recover=True,

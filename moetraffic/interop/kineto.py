@@ -19,7 +19,7 @@ from typing import Any
 
 from moetraffic.trace.model import Group
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .importer import Importer, json_with, rank_by_rank
 from .json_reader import JsonStream, integers, number, opened, whole, words, wrong
 from .process_group import ProfileGroups
@@ -103,7 +103,7 @@ class Profile:
     threads: dict[Any, int] = field(default_factory=dict)
 
 
-def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[RankRecord, int]:
+def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[ImportedRank, int]:
     """Read one rank's profile; return its record and number of ranks.
 
     The number is 0 if unknown, and ``assumed`` if that is not 0; ``rank`` is that in
@@ -136,7 +136,7 @@ def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[RankRecord, in
 
     for pair in pairs:
         groups.observe(*identity_and_width(*parsed(*pair)))
-    record = RankRecord(
+    record = ImportedRank(
         rank=rank,
         source=path.name,
         node=profile.host,

@@ -19,7 +19,7 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import ROUTING, UNKNOWN_TIME, Group
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .importer import (
     ImportedFiles,
     Importer,
@@ -152,7 +152,7 @@ def _decisions(path: Path, rank: int | None) -> Decisions:
 
 def _records(
     every: list[Decisions], experts: int, groups: list[Group]
-) -> list[RankRecord]:
+) -> list[ImportedRank]:
     """Convert the decisions of all ranks; each rank is in one of the groups.
 
     Multi-token prediction layers are numbered after the last decoder layer.
@@ -164,7 +164,7 @@ def _records(
     unknown = np.full(experts, -1, np.int32)  # dropped copies are not recorded
     found = []
     for decisions in every:
-        record = RankRecord(rank=decisions.rank, source=decisions.source)
+        record = ImportedRank(rank=decisions.rank, source=decisions.source)
         group = next(g for g in groups if decisions.rank in g.ranks)
         for step, block, layer, counts in decisions.made:
             record.calls.append(

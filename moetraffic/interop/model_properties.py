@@ -15,7 +15,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING
 from moetraffic.trace.routed import contradiction_of_k
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .importer import ImportedFiles, ImportOptions
 
 BY_USER = "--tokens"
@@ -56,7 +56,7 @@ def with_model(read: ImportedFiles, options: ImportOptions) -> ImportedFiles:
     return replace(read, inferred=(*read.inferred, said))
 
 
-def _set_rows(record: RankRecord, call: ImportedCall, row_bytes: int) -> None:
+def _set_rows(record: ImportedRank, call: ImportedCall, row_bytes: int) -> None:
     """Set the row bytes of a call that has none."""
     if not row_bytes:
         return
@@ -70,7 +70,7 @@ def _set_rows(record: RankRecord, call: ImportedCall, row_bytes: int) -> None:
     call.row_bytes = row_bytes
 
 
-def _validate_k(record: RankRecord, call: ImportedCall, k: int) -> None:
+def _validate_k(record: ImportedRank, call: ImportedCall, k: int) -> None:
     """Check that the stated k fits the token copies that a rank routed."""
     if wrong := contradiction_of_k(np.asarray(call.sent, np.int64), k):
         raise TraceError(
@@ -79,7 +79,7 @@ def _validate_k(record: RankRecord, call: ImportedCall, k: int) -> None:
         )
 
 
-def _routed(record: RankRecord) -> dict[int, dict[int, int]]:
+def _routed(record: ImportedRank) -> dict[int, dict[int, int]]:
     """Sum the token copies that a rank routed, by iteration and layer."""
     found: defaultdict[int, defaultdict[int, int]] = defaultdict(
         lambda: defaultdict(int)
@@ -90,7 +90,7 @@ def _routed(record: RankRecord) -> dict[int, dict[int, int]]:
     return {iteration: dict(layers) for iteration, layers in found.items()}
 
 
-def _dispatched(record: RankRecord) -> dict[int, dict[int, int]]:
+def _dispatched(record: ImportedRank) -> dict[int, dict[int, int]]:
     """Sum the rows that a rank dispatched, by iteration and layer; -1: unknown."""
     found: defaultdict[int, defaultdict[int, int]] = defaultdict(
         lambda: defaultdict(int)
@@ -109,7 +109,7 @@ def _dispatched(record: RankRecord) -> dict[int, dict[int, int]]:
     return {iteration: dict(layers) for iteration, layers in found.items()}
 
 
-def _validate_tokens(record: RankRecord, options: ImportOptions) -> None:
+def _validate_tokens(record: ImportedRank, options: ImportOptions) -> None:
     """Check that a rank sends at most k copies of each of its tokens."""
     most = options.tokens * options.k
     for iteration, layers in (*_routed(record).items(), *_dispatched(record).items()):
@@ -123,7 +123,7 @@ def _validate_tokens(record: RankRecord, options: ImportOptions) -> None:
                 )
 
 
-def _tokens_by_rows(record: RankRecord, k: int) -> dict[int, int]:
+def _tokens_by_rows(record: ImportedRank, k: int) -> dict[int, int]:
     """Return a rank's tokens by iteration, where its layers agree on whole tokens."""
     found = {}
     for iteration, layers in _dispatched(record).items():

@@ -19,7 +19,7 @@ from typing import Any
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import Group
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .importer import ImportedFiles, Importer, ImportOptions, json_with
 from .json_reader import MOST_RANKS, json_lines, whole, words, wrong
 
@@ -81,7 +81,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
             groups[name] = Group(kind="world", ranks=tuple(range(world)))
     found = []
     for process, seen in every.seen.items():
-        record = RankRecord(
+        record = ImportedRank(
             rank=rank_of[process], source=every.source[process], node=process[0]
         )
         counts: Counter[Any] = Counter()
@@ -126,7 +126,7 @@ def _call(
     group: Group | None,
     rank: int,
     counts: Counter[Any],
-    record: RankRecord,
+    record: ImportedRank,
 ) -> ImportedCall | None:
     kind = "coll" if isinstance(told.get("coll_perf"), dict) else "p2p"
     perf = told.get(f"{kind}_perf")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .torch_collective import C10D, RECORDED
 
 STEP = re.compile(r"ProfilerStep#(\d{1,12})")
@@ -73,7 +73,7 @@ def paired(functions: Iterable[ProfiledFunction]) -> list[Pair]:
 
 
 def add_calls(
-    record: RankRecord,
+    record: ImportedRank,
     pairs: Iterable[Pair],
     steps: Mapping[int, tuple[int, int, int]],
     build: Callable[

@@ -18,7 +18,7 @@ from typing import Any
 
 from moetraffic.trace.model import ALL_TO_ALL, Group
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .json_reader import integers, whole
 from .process_group import AMBIGUOUS, BY_DEFAULT, BY_SIZE, BY_THREAD, ProfileGroups
 
@@ -215,7 +215,7 @@ def call_of(
     operator: C10dOperator,
     recorded: RecordedCollective,
     groups: ProfileGroups,
-    record: RankRecord,
+    record: ImportedRank,
     known: Group | None = None,
 ) -> ImportedCall | None:
     """Build a call from a c10d operator and its ``record_param_comms`` event.
@@ -319,7 +319,7 @@ def _message(
     call: ImportedCall,
     operator: C10dOperator,
     recorded: RecordedCollective,
-    record: RankRecord,
+    record: ImportedRank,
 ) -> ImportedCall | None:
     """Set the ends of a message; None if they are unknown."""
     name = operator.name or recorded.name
@@ -338,7 +338,7 @@ def _exchange(
     operator: C10dOperator,
     recorded: RecordedCollective,
     size: int,
-    record: RankRecord,
+    record: ImportedRank,
 ) -> None:
     """Set the bytes that an all-to-all sent and received."""
     width = len(call.group.ranks)

@@ -19,7 +19,7 @@ from moetraffic.errors import TraceError
 from moetraffic.spelling import check_choice
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Group, Source
 
-from .imported_call import ImportedCall, RankRecord
+from .imported_call import ImportedCall, ImportedRank
 from .importer import ImportedFiles, Importer, ImportOptions
 from .json_reader import MOST_BYTES, lines, wrong
 from .model_properties import with_model
@@ -51,7 +51,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
     experts = bool(options.experts or options.k)
     kind = "ep" if experts else "world"
     group = Group(kind=kind, ranks=tuple(range(world)))
-    records = [RankRecord(rank=rank, source=files[0].name) for rank in range(world)]
+    records = [ImportedRank(rank=rank, source=files[0].name) for rank in range(world)]
     for iteration, matrix in enumerate(matrices):
         for rank, record in enumerate(records):
             record.steps.append((iteration, UNKNOWN_TIME, UNKNOWN_TIME))

@@ -1,7 +1,8 @@
 """Environment variables that enable the capture hook in every Python process.
 
-``PYTHONPATH`` begins with the folder of the start-up hook
-(``capture/startup/sitecustomize.py``), which reads its settings from these variables.
+``PYTHONPATH`` ends with the folder of the start-up hook
+(``capture/startup/moetraffic_startup.py``), which torch finds there when it is
+imported; the hook reads its settings from the other variables.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+
+from moetraffic.errors import CaptureError
 
 OUT = "MOETRAFFIC_OUT"
 """Variable with the absolute path of the trace; without it the hook is inactive."""
@@ -27,10 +30,12 @@ NAMES = {
 }
 """Variables with the names of the model and its router, experts per token, and limits
 of what is recorded."""
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""Variable of torch that, unless it is 1, keeps it from loading the hook."""
 
 
 def hook_folder() -> Path:
-    """Return the folder of the start-up hook's ``sitecustomize.py``."""
+    """Return the folder of the start-up hook."""
     return Path(__file__).absolute().parents[1] / "capture" / "startup"
 
 
@@ -40,11 +45,21 @@ def variables(
     """Return the environment variables of the capture hook, without PYTHONPATH.
 
     ``names`` has values by the keys of :data:`NAMES`; empty ones and 0 are left out.
+
+    Raises
+    ------
+    CaptureError
+        If the environment keeps torch from loading the hook.
     """
-    found = {OUT: str(output.absolute())}
+    if (autoload := os.environ.get(AUTOLOAD, "1")) != "1":
+        raise CaptureError(
+            "torch loads the capture hook as it loads the extensions of devices, which "
+            f"{AUTOLOAD}={autoload} turns off: unset it"
+        )
+    hook = {OUT: str(output.absolute())}
     if force:
-        found[FORCE] = "1"
-    return found | {NAMES[n]: str(value) for n, value in names.items() if value}
+        hook[FORCE] = "1"
+    return hook | {NAMES[n]: str(value) for n, value in names.items() if value}
 
 
 def environment(
@@ -54,20 +69,17 @@ def environment(
 
     ``hook`` are the variables from :func:`variables`.
     """
-    found = dict(os.environ if base is None else base)
+    env = dict(os.environ if base is None else base)
     for name in (OUT, FORCE, NOTES, *NAMES.values()):
-        found.pop(name, None)  # inherited from an enclosing run
-    path = str(hook_folder())
-    earlier = found.get("PYTHONPATH", "")
+        env.pop(name, None)  # inherited from an enclosing run
     # an empty part would add the working directory to the path
-    found["PYTHONPATH"] = f"{path}{os.pathsep}{earlier}" if earlier else path
-    return found | dict(hook)
+    earlier = [env["PYTHONPATH"]] if env.get("PYTHONPATH") else []
+    env["PYTHONPATH"] = os.pathsep.join([*earlier, str(hook_folder())])
+    return env | dict(hook)
 
 
 def exports(hook: Mapping[str, str]) -> str:
     """Format the hook's environment as ``export`` lines for a POSIX shell."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in hook.items()]
-    path = shlex.quote(str(hook_folder()))
-    return "\n".join(
-        [*lines, f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"']
-    )
+    path = f'"${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(str(hook_folder()))}'
+    return "\n".join([*lines, f"export PYTHONPATH={path}"])

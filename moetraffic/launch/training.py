@@ -8,14 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from moetraffic.capture.records.recovery import recover
 from moetraffic.errors import CaptureError, Interrupted
 from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
+from moetraffic.trace.merge.log_folder import log_folder, prepare
+from moetraffic.trace.merge.log_format import ranks_of
 from moetraffic.trace.merge.merging import NothingRecorded, merge, write
-from moetraffic.trace.segments.segment import PATTERN
-from moetraffic.trace.segments.store import RANKS as RANK_FOLDERS
-from moetraffic.trace.segments.store import prepare, segments_folder
 
 from .environment import RankEnvironment
 from .rank_monitor import Heartbeat
@@ -37,6 +35,7 @@ def capture_run(
     force: bool = False,
     rank_env: RankEnvironment | None = None,
     on_step: Callable[[int, str], None] | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
     overwrite: str = "pass force=True",
     every: int = 1,
     most_bytes: int | None = None,
@@ -58,6 +57,8 @@ def capture_run(
     on_step
         Called with the number of steps that all ranks have ended and a text with their
         mean loss.
+    say
+        Called with each message for the user.
     overwrite
         Remedy for an existing trace, for the error message.
     every, most_bytes, token_sample
@@ -91,6 +92,11 @@ def capture_run(
         ranks = 1
     if reports:
         prepare(output, force=force, overwrite=overwrite)
+    if not workload.training.virtual and (rank_env is None or rank_env.local_rank == 0):
+        # torch takes a second to import
+        from moetraffic.capture.hook import native
+
+        native.build_if_possible(say)
     before = _written(output)
     elsewhere = rank_env is not None
     progress = StepProgress(
@@ -169,22 +175,19 @@ def _written(path: Path) -> int:
 
 
 def _kept(output: Path, before: int, trained: int, *, force: bool, others: bool) -> str:
-    """Merge the segments of an interrupted capture, and describe the result.
+    """Merge the logs of an interrupted capture, and describe the result.
 
     The output had the modification time ``before`` (ns) before the capture, in which a
     rank ended ``trained`` steps; ``others`` is whether ranks that another launcher
     started may still be writing.
     """
-    folder = segments_folder(output)
-    if not others:
-        recover(folder)  # the trace states what cannot be recovered
-    left = any(folder.glob(f"{RANK_FOLDERS}/{PATTERN}"))
-    if left and others and _written(output) == before:
-        return (
-            f"what was captured is kept in {folder}: when all ranks have ended, "
-            f"moetraffic merge {folder} makes a trace of it"
-        )
-    if left and _written(output) == before:
+    folder = log_folder(output)
+    if ranks_of(folder) and _written(output) == before:
+        if others:
+            return (
+                f"what was captured is kept in {folder}: when all ranks have ended, "
+                f"moetraffic merge {folder} makes a trace of it"
+            )
         try:
             merged = merge(folder)
         except NothingRecorded:

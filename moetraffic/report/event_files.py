@@ -1,21 +1,159 @@
-"""Write snapshots of a run in progress for TensorBoard and Weights & Biases."""
+"""Write snapshots of a run in progress: Prometheus, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property, partial
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from matplotlib.figure import Figure
+from prometheus_client import Metric, generate_latest
 
 from moetraffic.errors import MoetrafficError, install_command
-from moetraffic.files import write_errors
+from moetraffic.files import write_errors, write_whole
 from moetraffic.watch import Snapshot
+from moetraffic.watch.snapshot import mean
 
-from .figures import draw
 from .results.watch import load_chart
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class SnapshotWriter(Protocol):
+    """Output of snapshots."""
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Write what is new in a snapshot.
+
+        Raises
+        ------
+        MoetrafficError
+            If it cannot be written.
+        """
+
+    def close(self) -> None:
+        """Write what is buffered, and end."""
+
+
+# ---- Prometheus ----------------------------------------------------------------------
+
+PREFIX = "moetraffic_watch"
+
+LAYER_METRICS = {
+    "imbalance_ratio": ("imbalance", "Largest over mean load."),
+    "imbalance_floor_ratio": ("floor", "The same of a balanced router."),
+    "dropped_ratio": ("dropped_share", "Share of token copies dropped."),
+    "sent_bytes": ("bytes", "Bytes of a step's all-to-alls, also rank-local."),
+    "local_bytes": ("local_bytes", "Of these, bytes of a rank to itself."),
+    "time_ratio": ("time_share", "Share of a step in all-to-alls."),
+}
+"""Field of a layer's snapshot, and help, of each metric."""
+
+
+class MetricsFile:
+    """File of metrics for node exporter's textfile collector.
+
+    It reads every ``*.prom`` in a folder periodically, as another user: the file is
+    replaced atomically, and readable by all users.
+
+    References
+    ----------
+    Prometheus, "Exposition formats", text format 0.0.4; "Metric and label naming".
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Replace the file by the metrics of a snapshot."""
+        known = [metric for metric in metrics(snapshot) if metric.samples]
+        registry: Any = SimpleNamespace(collect=lambda: known)
+        with write_errors(self.path):
+            write_whole(self.path, generate_latest(registry))
+            self.path.chmod(0o644)
+
+    def close(self) -> None:
+        """Do nothing: the file is whole."""
+
+
+def metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield metrics of a snapshot; those of layers are means of the steps shown.
+
+    Names end in their unit, as Prometheus requires: ``_seconds``, ``_bytes``, and
+    ``_total`` for counters.  A value that is not finite has no sample.
+    """
+
+    def metric(
+        name: str, help: str, *samples: tuple[Mapping[str, object], float]
+    ) -> Metric:
+        """Create a metric of samples: labels and value."""
+        base = name.removesuffix("_total")
+        kind = "gauge" if base == name else "counter"
+        made = Metric(f"{PREFIX}_{base}", help, kind)
+        for labels, value in samples:
+            if math.isfinite(value):
+                labels = {"trace": snapshot.path.name, **labels}
+                shown = {key: str(label) for key, label in labels.items()}
+                made.add_sample(f"{PREFIX}_{name}", shown, float(value))
+        return made
+
+    ended = float(snapshot.iteration[-1] + 1) if len(snapshot.iteration) else math.nan
+    for name, value, help in (
+        (
+            *("running", snapshot.state == "recording"),
+            "1 while the run is recorded, 0 before and after.",
+        ),
+        ("world_ranks", snapshot.world, "Ranks of the run."),
+        ("ranks", len(snapshot.ranks), "Ranks whose logs are read."),
+        (
+            *("iterations_total", ended),
+            "Iterations up to the last training step ended on all ranks seen.",
+        ),
+        ("ahead_steps", snapshot.ahead, "Steps of the furthest rank after these."),
+        ("idle_seconds", snapshot.idle_s, "Time since a log was last written."),
+        ("log_bytes", snapshot.log_bytes, "Bytes of the logs of all ranks per step."),
+        ("step_time_seconds", mean(snapshot.duration_s), "Mean time of a step."),
+        ("loss", mean(snapshot.loss), "Loss, mean of the ranks."),
+        ("sent_bytes", mean(snapshot.bytes), LAYER_METRICS["sent_bytes"][1]),
+        ("local_bytes", mean(snapshot.local_bytes), LAYER_METRICS["local_bytes"][1]),
+        (
+            *("all_to_all_time_ratio", mean(snapshot.time_share)),
+            "Share of a step in all-to-alls, mean of the ranks.",
+        ),
+    ):
+        yield metric(name, help, ({}, value))
+    layers = [
+        ({"layer": layer.layer if layer.layer >= 0 else "unknown"}, layer)
+        for layer in snapshot.layers
+    ]
+    for name, (field, help) in LAYER_METRICS.items():
+        samples = [(label, mean(getattr(layer, field))) for label, layer in layers]
+        yield metric(f"layer_{name}", help, *samples)
+    collapsed = [
+        (label, float(layer.collapse.collapsed))
+        for label, layer in layers
+        if layer.collapse and layer.collapse.collapsed is not None
+    ]
+    help = "1 if the layer has collapsed, 0 if not; absent if unknown."
+    yield metric("layer_collapsed", help, *collapsed)
+    for cell, help in (
+        ("expert", "Load of an expert relative to the mean."),
+        ("rank", "Dispatch bytes that a rank receives, relative to the mean."),
+    ):
+        loads = [
+            ({**label, cell: number}, float(load))
+            for label, layer in layers
+            if layer.of == cell
+            for number, load in enumerate(layer.ratio)
+        ]
+        yield metric(f"{cell}_load_ratio", help, *loads)
+
+
+# ---- scalars of every step -----------------------------------------------------------
 
 OF_STEP = {
     "step_time_s": "duration_s",
@@ -33,63 +171,72 @@ OF_LAYER = {
 """Scalars of every step, by their tag: fields of a snapshot and of its layers."""
 
 
-class StepLog:
-    """Log of scalars of every step, and of load heatmaps, each written once.
+class StepWriter:
+    """Writer of scalars of every step, and of load heatmaps, each written once.
 
-    ``target`` names it in errors; ``start`` returns what writes it, from the first step
-    on: an object with the methods of TensorBoard's ``SummaryWriter``.
+    Parameters
+    ----------
+    target
+        Name of the output in errors.
+    start
+        Called with the first step: returns an object with the methods of TensorBoard's
+        ``SummaryWriter``.
+    output
+        This object, if it exists already.
     """
 
-    def __init__(self, target: str, start: Callable[[], Any]) -> None:
-        self._target, self._start = target, start
+    def __init__(
+        self, target: str, start: Callable[[], Any] | None, output: Any = None
+    ) -> None:
+        self._target, self._start, self._output = target, start, output
         self._last = self._drawn = -1  # iterations
 
-    @cached_property
-    def _writer(self) -> Any:
-        return self._start()
-
     def add(self, snapshot: Snapshot) -> None:
-        """Write the steps that are new, and a heatmap of each full window of steps.
-
-        Raises
-        ------
-        MoetrafficError
-            If a file cannot be written.
-        """
-        when = snapshot.iteration
-        if not len(when):
+        """Write the steps that are new, and a heatmap of each full window of steps."""
+        steps = snapshot.iteration
+        if not len(steps):
             return
-        if when[-1] < self._last:  # another capture has replaced the run
+        if steps[-1] < self._last:  # another capture has replaced the run
             self._last = self._drawn = -1
         with write_errors(self._target):
-            self._scalars(snapshot, np.flatnonzero(when > self._last).tolist())
-            if when[0] > self._drawn or (snapshot.ended and when[-1] > self._drawn):
-                if (chart := load_chart(snapshot)) is not None:
-                    self._writer.add_figure("load", draw(chart), int(when[-1]))
-                self._drawn = int(when[-1])
-            self._last = int(when[-1])
-            self._writer.flush()
+            if self._start is not None and self._output is None:
+                self._output = self._start()
+            output = self._output
+            scalars = _scalars(snapshot)
+            for row in np.flatnonzero(steps > self._last).tolist():
+                for tag, values in scalars.items():
+                    if np.isfinite(values[row]):
+                        output.add_scalar(tag, float(values[row]), int(steps[row]))
+            self._last = int(steps[-1])
+            if steps[0] > self._drawn or (snapshot.ended and self._last > self._drawn):
+                self._draw(snapshot)
+                self._drawn = self._last
+            output.flush()
 
-    def _scalars(self, snapshot: Snapshot, rows: list[int]) -> None:
-        values = {tag: getattr(snapshot, name) for tag, name in OF_STEP.items()}
-        for each in snapshot.layers:
-            layer = f"layer_{each.layer:03d}" if each.layer >= 0 else "layer_unknown"
-            for tag, name in OF_LAYER.items():
-                values[f"{tag}/{layer}"] = getattr(each, name)
-        for row in rows:
-            for tag, column in values.items():
-                if np.isfinite(column[row]):
-                    step = int(snapshot.iteration[row])
-                    self._writer.add_scalar(tag, float(column[row]), step)
+    def _draw(self, snapshot: Snapshot) -> None:
+        from .figures import draw  # matplotlib
+
+        if (chart := load_chart(snapshot)) is not None:
+            self._output.add_figure("load", draw(chart), self._last)
 
     def close(self) -> None:
-        """Write what is buffered, and end the log."""
-        if "_writer" in vars(self):
-            self._writer.close()
+        """Write what is buffered, and end."""
+        if self._output is not None:
+            self._output.close()
 
 
-def event_files(folder: Path) -> StepLog:
-    """Open a log of TensorBoard's event files in a folder, made if it does not exist.
+def _scalars(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the values of all steps, ``[n]`` each, by tag."""
+    values = {tag: getattr(snapshot, field) for tag, field in OF_STEP.items()}
+    for layer in snapshot.layers:
+        name = f"layer_{layer.layer:03d}" if layer.layer >= 0 else "layer_unknown"
+        for tag, field in OF_LAYER.items():
+            values[f"{tag}/{name}"] = getattr(layer, field)
+    return values
+
+
+def event_files(folder: Path) -> StepWriter:
+    """Open a writer of TensorBoard's event files in a folder, made if necessary.
 
     Files in it are kept: TensorBoard shows all of a folder together.
 
@@ -107,11 +254,11 @@ def event_files(folder: Path) -> StepLog:
         ) from None
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return StepLog(str(folder), partial(SummaryWriter, str(folder)))
+    return StepWriter(str(folder), partial(SummaryWriter, str(folder)))
 
 
-def wandb_run(project: str, name: str) -> StepLog:
-    """Start a run of Weights & Biases as a log.
+def wandb_run(project: str, name: str) -> StepWriter:
+    """Start a run of Weights & Biases.
 
     Whether it is uploaded is decided by wandb's own settings: ``WANDB_MODE=offline``
     writes files alone.
@@ -136,14 +283,12 @@ def wandb_run(project: str, name: str) -> StepLog:
             f"wandb cannot start {target} ({error}): set WANDB_MODE=offline "
             "to write files alone"
         ) from None
-    writer = _WandbWriter(run, wandb.Image)
-    log = StepLog(target, lambda: writer)
-    _ = log._writer  # started, so that it is ended even if no step comes
-    return log
+    # started now, so that it is ended even if no step comes
+    return StepWriter(target, None, _WandbRun(run, wandb.Image))
 
 
-class _WandbWriter:
-    """Writer of a run of Weights & Biases, with the methods of a SummaryWriter."""
+class _WandbRun:
+    """Run of Weights & Biases with the methods of a SummaryWriter."""
 
     def __init__(self, run: Any, image: Callable[[Figure], Any]) -> None:
         self._run, self._image = run, image

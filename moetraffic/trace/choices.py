@@ -1,11 +1,11 @@
-"""Experts of sampled tokens: ids in traces, bit sets in the records of a capture."""
+"""Experts of sampled tokens, as ids."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Bool, UInt8
+from moetraffic.arrays import Bool
 
 NO_SAMPLE = (
     "experts of single tokens are not recorded, for no router reported them: register "
@@ -41,32 +41,4 @@ def padded(ids: ExpertIds, tokens: int, k: int) -> ExpertIds:
     """Fill ids ``[..., S, k]`` up with -1 to ``[..., tokens, k]``."""
     out = np.full((*ids.shape[:-2], tokens, k), -1, np.int16)
     out[..., : ids.shape[-2], : ids.shape[-1]] = ids
-    return out
-
-
-def packed_bytes(experts: int) -> int:
-    """Return the number of bytes B of a token's bit set of E experts."""
-    return -(-experts // 8)
-
-
-def pack(chosen: npt.NDArray[np.generic]) -> UInt8:
-    """Pack a mask ``[..., E]`` into bit sets ``[..., B]``, expert 0 highest.
-
-    Examples
-    --------
-    >>> pack(np.array([[True, False, True]])).tolist()
-    [[160]]
-    """
-    return np.packbits(chosen != 0, axis=-1)
-
-
-def unpack(bits: UInt8, experts: int) -> Bool:
-    """Unpack bit sets ``[..., B]`` into a mask ``[..., E]``."""
-    return np.unpackbits(bits, axis=-1, count=experts).view(bool)
-
-
-def resized(bits: UInt8, tokens: int) -> UInt8:
-    """Add empty tokens to bit sets ``[..., S, B]``, to ``[..., tokens, B]``."""
-    out = np.zeros((*bits.shape[:-2], tokens, bits.shape[-1]), np.uint8)
-    out[..., : bits.shape[-2], :] = bits
     return out

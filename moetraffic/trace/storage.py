@@ -47,7 +47,6 @@ KIND, VERSION = "moetraffic", 2
 CHUNK_BYTES = 256 << 10
 KINDS = {
     KIND: "a moetraffic trace",
-    "moetraffic-segment": "a segment",
     "moetraffic-model": "a traffic model",
 }
 SITE_TEXT = ("operation", "phase", "direction", "label", "dtype", "module")

@@ -1,4 +1,4 @@
-"""Live statistics of a run while it is recorded, from its committed segments."""
+"""Live statistics of a run while it is recorded, from the logs of its ranks."""
 
 from .live import INTERVAL_S, LAST, watch_run
 from .snapshot import LayerSnapshot, Snapshot

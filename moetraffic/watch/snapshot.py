@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +17,15 @@ from moetraffic.arrays import Float64, Int64
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace.model import Source
 
-from .step_rows import LayerRows, StepRows
+from .step_rows import LayerRow, StepRow
 
 HOT = 3
 """Largest number of hot experts that a snapshot names."""
 
 SIGNIFICANT = 2.0
 """Standard deviations above the noise floor from which on an expert is hot."""
+
+MEASURE = "max_over_mean"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,8 @@ class Snapshot(ShownAsTables):
     ranks: tuple[int, ...]  # seen
     closed: tuple[int, ...]  # of these, no longer recording
     ahead: int  # steps that the furthest rank has ended after the last complete one
-    idle_s: float  # time since the newest segment was written; NaN: unknown
+    idle_s: float  # time since a log was last written; NaN: unknown
+    log_bytes: float  # bytes of the logs of all ranks, per step; NaN: unknown
     iteration: Int64  # [n] training iterations, increasing
     duration_s: Float64  # [n] of a step, mean of the ranks
     loss: Float64  # [n] mean of the ranks
@@ -84,66 +89,68 @@ class Snapshot(ShownAsTables):
         return self.state in ("closed", "merged")
 
 
-def layer_snapshot(number: int, rows: LayerRows, k: int) -> LayerSnapshot:
-    """Compute the statistics of one layer from its rows of the last n steps.
+def step_columns(rows: Sequence[StepRow]) -> dict[str, Any]:
+    """Return the columns of a snapshot that are of all layers together."""
+    names = ("duration_s", "loss", "bytes", "local_bytes", "time_share")
+    columns = {name: column(rows, name) for name in names}
+    return {"iteration": np.array([r.iteration for r in rows], np.int64), **columns}
 
-    ``k`` is the number of experts per token; 0: unknown.
+
+def column(rows: Sequence[StepRow] | Sequence[LayerRow], name: str) -> Float64:
+    """Return a value of all rows, ``[n]``."""
+    return np.array([getattr(row, name) for row in rows], np.float64)
+
+
+def layer_snapshots(rows: Sequence[StepRow], k: int) -> tuple[LayerSnapshot, ...]:
+    """Compute the statistics of all layers; ``k`` is experts per token, 0: unknown."""
+    numbers = sorted({number for row in rows for number in row.layers})
+    return tuple(layer_snapshot(number, rows, k) for number in numbers)
+
+
+def layer_snapshot(number: int, steps: Sequence[StepRow], k: int) -> LayerSnapshot:
+    """Compute the statistics of one layer.
+
+    It is unknown in a step where it is absent, or has another number of experts or
+    another kind of load than in the last one.
     """
-    load = rows.load
-    steps, cells = load.shape
-    unknown = np.full(steps, np.nan)
-    imbalance, floor, spread = unknown, unknown, unknown
-    copies = load.sum(axis=1)
+    rows = [step.layers.get(number) for step in steps]
+    present = [row for row in rows if row is not None]
+    newest = next((row for row in reversed(present) if row.of), present[-1])
+    source = min(row.source for row in present)
+    absent = LayerRow(of="", source=source, load=np.zeros_like(newest.load))
+    kind = newest.of, len(newest.load)
+    same = [r if r and (r.of, len(r.load)) == kind else absent for r in rows]
+    load = np.stack([row.load for row in same])
+    total, copies, cells = load.sum(axis=0), load.sum(axis=1), load.shape[1]
+    counted = newest.of == "expert" and bool(total.any())
+    imbalance = floor = spread = np.full(len(rows), np.nan)
     if cells > 1:
         imbalance = np.asarray(max_over_mean(load), np.float64)
-    model = None
-    if rows.of == "expert" and 1 <= k <= cells and cells > 1:
+    least = 1.0  # load relative to the mean from which on an expert is hot
+    if counted and 1 <= k <= cells and cells > 1:
         model = NullModel(experts=cells, k=k)
         tokens = np.rint(copies / k).astype(np.int64)
-        if tokens.any():
-            found = skew_floors(("max_over_mean",), tokens, model, most=GRID)
-            moments = found["max_over_mean"]
-            floor, spread = moments.mean, moments.std
+        step = skew_floors((MEASURE,), tokens, model, most=GRID)[MEASURE]
+        floor, spread = step.mean, step.std
+        tokens = np.array(round(int(total.sum()) / k))
+        whole = skew_floors((MEASURE,), tokens, model)[MEASURE]
+        least = float(whole.mean + SIGNIFICANT * whole.std)
+    largest = np.argsort(-total, kind="stable")[:HOT].tolist()
     return LayerSnapshot(
         layer=number,
-        of=rows.of,
-        source=rows.source,
+        of=newest.of,
+        source=source,
         load=load,
         imbalance=imbalance,
         floor=floor,
         floor_std=spread,
-        dropped_share=ratio(rows.dropped, copies),
-        bytes=rows.bytes,
-        local_bytes=rows.local_bytes,
-        time_share=rows.busy,
-        hot=_hot(load.sum(axis=0), model),
-        collapse=(
-            collapse(load.sum(axis=0), k=k)
-            if rows.of == "expert" and copies.any()
-            else None
-        ),
+        dropped_share=ratio(column(same, "dropped"), copies),
+        bytes=column(same, "bytes"),
+        local_bytes=column(same, "local_bytes"),
+        time_share=column(same, "time_share"),
+        hot=tuple(cell for cell in largest if total[cell] > least * total.mean()),
+        collapse=collapse(total, k=k) if counted else None,
     )
-
-
-def layers_of(rows: StepRows) -> tuple[LayerSnapshot, ...]:
-    """Compute the statistics of all layers of the last steps."""
-    return tuple(
-        layer_snapshot(number, each, rows.k) for number, each in rows.layers.items()
-    )
-
-
-def _hot(total: Int64, model: NullModel | None) -> tuple[int, ...]:
-    """Name the most loaded cells, if above the noise floor where that is known."""
-    if len(total) < 2 or not total.any():
-        return ()
-    ratio = total / total.mean()
-    least = 1.0
-    if model is not None:
-        tokens = np.array(round(int(total.sum()) / model.k))
-        found = skew_floors(("max_over_mean",), tokens, model)["max_over_mean"]
-        least = float(found.mean + SIGNIFICANT * found.std)
-    order = np.argsort(-total, kind="stable")[:HOT].tolist()
-    return tuple(cell for cell in order if ratio[cell] > least)
 
 
 def mean(values: Float64) -> float:

@@ -1,284 +1,144 @@
-"""Per-step rows of a run: expert load, bytes and all-to-all time by layer."""
+"""Rows of training steps: load, bytes and all-to-all time of each layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.analysis.skew.measures import means_of_known
 from moetraffic.analysis.times.call_times import timed
-from moetraffic.analysis.times.time_breakdown import distribution
-from moetraffic.arrays import Float64, Int64
+from moetraffic.analysis.times.intervals import merge_intervals
+from moetraffic.analysis.times.time_breakdown import covered_ns
+from moetraffic.arrays import Int64
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
-from moetraffic.trace.model import DroppedForm, Source
+from moetraffic.trace.model import Source
 
-NONE = np.zeros(0, np.int64)
-
-PLAIN = ("of", "source")
-"""Fields of a layer that are no columns."""
+NAN = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerRows:
-    """One layer in n steps; NaN where unknown.
+class LayerRow:
+    """One layer in one step; NaN where unknown.
 
-    Loads are token copies of experts where the routing was recorded, else bytes that
-    the dispatch brings to each rank, rank-local ones included.
+    The load is token copies of experts where the routing was recorded, else the bytes
+    that the dispatch brings to each rank, rank-local ones included.
     """
 
-    of: str  # "expert", "rank", or "" if neither is known
+    of: str  # "expert", "rank", or "" if no load is known
     source: Source  # how the layer and the phases were determined, the weakest
-    load: Int64  # [n, C]
-    dropped: Float64  # [n] token copies dropped over capacity
-    bytes: Float64  # [n] sent by all-to-alls, rank-local ones included
-    local_bytes: Float64  # [n] of these, to the rank itself
-    busy: Float64  # [n] share of the step in the layer's all-to-alls, mean of the ranks
+    load: Int64  # [C]
+    dropped: float = NAN  # token copies dropped over capacity
+    bytes: float = NAN  # sent by all-to-alls, rank-local ones included
+    local_bytes: float = NAN  # of these, to the rank itself
+    time_share: float = NAN  # of the step in all-to-alls, mean of the ranks
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRows:
-    """Rows of n training steps; NaN where unknown."""
+class StepRow:
+    """One training step, mean of the ranks with a record; NaN where unknown."""
 
-    iteration: Int64  # [n], increasing
-    duration_s: Float64  # [n] mean of the ranks
-    loss: Float64  # [n] mean of the ranks
-    busy: Float64  # [n] share of the step in any all-to-all, mean of the ranks
-    layers: dict[int, LayerRows]  # by layer; -1: all-to-alls of unknown layers
-    k: int  # experts per token, 0: unknown
-    source: Source  # how the ends of the steps were determined, the weakest
-
-    def last(self, number: int) -> StepRows:
-        """Keep the last ``number`` steps."""
-        return _taken(self, slice(max(0, len(self.iteration) - number), None))
+    iteration: int
+    duration_s: float
+    loss: float
+    bytes: float  # sent by all-to-alls of all layers, rank-local ones included
+    local_bytes: float
+    time_share: float  # of the step in any all-to-all
+    layers: Mapping[int, LayerRow]  # by layer; -1: all-to-alls of unknown layers
 
 
-def _taken(rows: StepRows, kept: slice) -> StepRows:
-    arrays = ("iteration", "duration_s", "loss", "busy")
-    return replace(
-        rows,
-        **{name: getattr(rows, name)[kept] for name in arrays},
-        layers={
-            layer: replace(
-                each,
-                **{
-                    f.name: getattr(each, f.name)[kept]
-                    for f in fields(each)
-                    if f.name not in PLAIN
-                },
-            )
-            for layer, each in rows.layers.items()
-        },
-    )
+def step_rows(trace: Trace, iterations: Int64) -> list[StepRow]:
+    """Compute the rows of training steps of a trace."""
+    calls = trace.find()
+    when = trace.occurrences.iteration[calls]
+    return [_step_row(trace, calls[when == number], number) for number in iterations]
 
 
-def joined(parts: Sequence[StepRows]) -> StepRows:
-    """Concatenate rows of consecutive steps; a layer is unknown where it is absent.
-
-    Where the number of experts or the kind of load has changed, the last one counts,
-    and earlier loads are zero.
-    """
-    layers = {}
-    for layer in sorted({layer for part in parts for layer in part.layers}):
-        newest = next(p.layers[layer] for p in reversed(parts) if layer in p.layers)
-        shape = newest.load.shape[1]
-        rows = []
-        for part in parts:
-            n = len(part.iteration)
-            there = part.layers.get(layer) or _unknown(newest, n)
-            if there.of != newest.of or there.load.shape[1] != shape:
-                there = replace(there, load=np.zeros((n, shape), np.int64))
-            rows.append(there)
-        layers[layer] = LayerRows(
-            of=newest.of,
-            source=min(row.source for row in rows),
-            **{
-                f.name: np.concatenate([getattr(r, f.name) for r in rows])
-                for f in fields(LayerRows)
-                if f.name not in PLAIN
-            },
-        )
-    return StepRows(
-        iteration=np.concatenate([p.iteration for p in parts]),
-        duration_s=np.concatenate([p.duration_s for p in parts]),
-        loss=np.concatenate([p.loss for p in parts]),
-        busy=np.concatenate([p.busy for p in parts]),
-        layers=layers,
-        k=parts[-1].k,
-        source=min(part.source for part in parts),
-    )
-
-
-def _unknown(like: LayerRows, steps: int) -> LayerRows:
-    nan = np.full(steps, np.nan)
-    return LayerRows(
-        of=like.of,
-        source=like.source,
-        load=np.zeros((steps, like.load.shape[1]), np.int64),
-        dropped=nan,
-        bytes=nan,
-        local_bytes=nan,
-        busy=nan,
-    )
-
-
-def step_rows(trace: Trace, iterations: Int64) -> StepRows:
-    """Compute the rows of training steps of a trace, ``[n]`` increasing iterations.
-
-    Ranks whose record is missing are left out of sums and means.
-    """
-    steps = trace.steps
-    row = np.searchsorted(steps.iteration, iterations)
-    ranks = np.broadcast_to(np.arange(trace.meta.world), (len(row), trace.meta.world))
+def _step_row(trace: Trace, calls: Int64, iteration: int) -> StepRow:
+    steps, ranks = trace.steps, np.arange(trace.meta.world)
+    row = int(np.searchsorted(steps.iteration, iteration))
     start, end = (
-        to_common(trace.clocks, ranks, t[row]) for t in (steps.start, steps.end)
+        to_common(trace.clocks, ranks[None], times[row][None])[0]
+        for times in (steps.start, steps.end)
     )
     known = (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (end > start)
-    span = np.where(known, end - start, 0)
-    found = trace.find()
-    found = found[np.isin(trace.occurrences.iteration[found], iterations)]
-    layer_of = np.array([s.layer for s in trace.sites], np.int64)
-    sites = trace.occurrences.site[found]
-    numbers = {
-        s.layer for s in trace.sites if s.operation in (ALL_TO_ALL, ROUTING)
-    } & set(layer_of[sites].tolist())
-    layers = {}
-    for layer in sorted(numbers):
-        mine = found[layer_of[sites] == layer]
-        sent = mine[trace.square[trace.occurrences.site[mine]]]
-        of, load, dropped = _load(trace, mine, iterations)
-        total, local = _bytes(trace, sent, iterations)
-        layers[layer] = LayerRows(
-            of=of,
-            source=_source(trace, mine),
-            load=load,
-            dropped=dropped,
-            bytes=total,
-            local_bytes=local,
-            busy=_busy(trace, sent, iterations, start, span),
-        )
-    return StepRows(
-        iteration=iterations,
-        duration_s=mean_of_known(np.where(known, span, np.nan)) / 1e9,
-        loss=mean_of_known(steps.loss[row]),
-        busy=_busy(trace, found[trace.square[sites]], iterations, start, span),
+    span = np.where(known, start, 0), np.where(known, end, 0)
+    sites = [trace.sites[number] for number in trace.occurrences.site[calls].tolist()]
+    layer = np.array([site.layer for site in sites], np.int64)
+    numbers = {s.layer for s in sites if s.operation in (ALL_TO_ALL, ROUTING)}
+    layers = {
+        number: _layer_row(trace, calls[layer == number], *span)
+        for number in sorted(numbers)
+    }
+    return StepRow(
+        iteration=int(iteration),
+        duration_s=float(means_of_known(np.where(known, end - start, np.nan)) / 1e9),
+        loss=float(means_of_known(steps.loss[row])),
+        bytes=sum(row.bytes for row in layers.values()),
+        local_bytes=sum(row.local_bytes for row in layers.values()),
+        time_share=_time_share(trace, calls, *span),
         layers=layers,
-        k=trace.meta.k,
-        source=Source(int(steps.source[row].min(initial=Source.ANNOTATED))),
     )
 
 
-def _source(trace: Trace, mine: Int64) -> Source:
-    """Return the weakest source of routings and of calls that have a phase."""
-    sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[mine]).tolist()]
-    named = (s.source for s in sites if s.phase or s.operation == ROUTING)
-    return min(named, default=Source.UNKNOWN)
+def _layer_row(trace: Trace, calls: Int64, start: Int64, end: Int64) -> LayerRow:
+    """Sum up a layer's calls in a step, of all groups and micro-batches."""
+    site_of = trace.occurrences.site[calls]
+    sites = {number: trace.sites[number] for number in np.unique(site_of).tolist()}
+    copies = np.zeros(max(s.experts for s in sites.values()), np.int64)
+    received = np.zeros(trace.meta.world, np.int64)
+    dropped = total = local = 0.0
+    routed, sized = False, True
+    for number, site in sites.items():
+        part = calls[site_of == number]
+        forward = site.direction == "forward"
+        dispatch = forward and site.phase == "dispatch"
+        if site.operation == ROUTING and forward:
+            routed = True
+            copies[: site.experts] += trace.demand(part).sum(axis=(0, 1))
+            dropped += trace.dropped(part).sum() if site.dropped.known else NAN
+        elif trace.square[number] and (trace.occurrences.matrix[part] < 0).any():
+            total = local = NAN
+            sized &= not dispatch
+        elif trace.square[number]:
+            wire = trace.wire(part)
+            total += wire.sum()
+            local += np.trace(wire, axis1=1, axis2=2).sum()
+            if dispatch:
+                ranks = np.array(trace.groups[site.group].ranks)
+                received[ranks] += wire.sum(axis=(0, 1))
+    by_rank = sized and bool(received.any()) and not routed
+    named = (s.source for s in sites.values() if s.phase or s.operation == ROUTING)
+    return LayerRow(
+        of="expert" if routed else "rank" if by_rank else "",
+        source=min(named, default=Source.UNKNOWN),
+        load=copies if routed else received if by_rank else received[:0],
+        dropped=float(dropped) if routed else NAN,
+        bytes=float(total),
+        local_bytes=float(local),
+        time_share=_time_share(trace, calls, start, end),
+    )
 
 
-def mean_of_known(values: Float64) -> Float64:
-    """Average the values along the last axis that are not NaN; NaN without any."""
-    known = ~np.isnan(values)
-    number = known.sum(axis=-1)
-    total = np.where(known, values, 0.0).sum(axis=-1)
-    return np.asarray(np.where(number > 0, total / np.maximum(number, 1), np.nan))
+def _time_share(trace: Trace, calls: Int64, start: Int64, end: Int64) -> float:
+    """Return the share of a step in some all-to-alls, mean of the ranks.
 
-
-def _load(trace: Trace, mine: Int64, when: Int64) -> tuple[str, Int64, Float64]:
-    """Sum the load of a layer over groups and micro-batches, and its drops."""
-    every = [trace.sites[s] for s in trace.occurrences.site[mine].tolist()]
-    forward = np.array([s.direction == "forward" for s in every], bool)
-    routed = forward & np.array([s.operation == ROUTING for s in every], bool)
-    experts = max((s.experts for s in every), default=0)
-    unknown = np.full(len(when), np.nan)
-    if routed.any():
-        load = np.zeros((len(when), experts), np.int64)
-        dropped = np.zeros(len(when))
-        for part in _alike(trace, mine[routed]):
-            at = _index(trace, part, when)
-            demand = trace.demand(part).sum(axis=1)
-            np.add.at(load[:, : demand.shape[1]], at, demand)
-            form = trace.sites[int(trace.occurrences.site[part[0]])].dropped
-            if not form.known:
-                dropped[at] = np.nan
-            elif form == DroppedForm.STORED:
-                np.add.at(dropped, at, trace.dropped(part).sum(axis=(1, 2)))
-        return "expert", load, dropped
-    dispatch = forward & np.array([s.phase == "dispatch" for s in every], bool)
-    if not dispatch.any():
-        return "", np.zeros((len(when), 0), np.int64), unknown
-    load = np.zeros((len(when), trace.meta.world), np.int64)
-    for part in _alike(trace, mine[dispatch]):
-        if not _sized(trace, part):
-            return "", np.zeros((len(when), 0), np.int64), unknown
-        at = _index(trace, part, when)
-        ranks = trace.groups[trace.sites[trace.occurrences.site[part[0]]].group].ranks
-        received = trace.wire(part).sum(axis=1)
-        np.add.at(load, (at[:, None], np.array(ranks)[None, :]), received)
-    used = np.flatnonzero(load.any(axis=0))
-    return "rank", load if len(used) else load[:, :0], unknown
-
-
-def _alike(trace: Trace, occurrences: Int64) -> list[Int64]:
-    """Split occurrences by call site."""
-    sites = trace.occurrences.site[occurrences]
-    return [occurrences[sites == site] for site in np.unique(sites).tolist()]
-
-
-def _index(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
-    return np.searchsorted(when, trace.occurrences.iteration[occurrences])
-
-
-def _sized(trace: Trace, part: Int64) -> bool:
-    return bool((trace.occurrences.matrix[part] >= 0).all())
-
-
-def _bytes(trace: Trace, sent: Int64, when: Int64) -> tuple[Float64, Float64]:
-    """Sum the bytes of all-to-alls by step, all and rank-local; NaN where unknown."""
-    total, local = np.zeros(len(when)), np.zeros(len(when))
-    for part in _alike(trace, sent):
-        at = _index(trace, part, when)
-        if not _sized(trace, part):
-            total[at] = local[at] = np.nan
-            continue
-        wire = trace.wire(part)
-        np.add.at(total, at, wire.sum(axis=(1, 2)))
-        np.add.at(local, at, np.trace(wire, axis1=1, axis2=2))
-    return total, local
-
-
-def _busy(trace: Trace, sent: Int64, when: Int64, start: Int64, span: Int64) -> Float64:
-    """Compute the share of each step in all-to-alls, mean of the ranks, ``[n]``.
-
-    A rank counts where the times of all its calls in the step are known.
+    ``start`` and ``end`` are ``[R]`` of the step.  A rank counts where the times of its
+    step and of all its calls are known.
     """
-    world = trace.meta.world
-    known = np.ones((len(when), world), bool)
-    made = np.zeros((len(when), world), bool)
-    begins: list[Int64] = [NONE]
-    ends, owners = [NONE], [NONE]
-    for part in timed(trace, sent, with_wire=False):
-        at = np.broadcast_to(
-            _index(trace, part.occurrence, when)[:, None], part.ranks.shape
-        )
-        there = trace.present(part.occurrence)
-        made[at[there], part.ranks[there]] = True
-        lacks = there & ~part.known
-        known[at[lacks], part.ranks[lacks]] = False
-        kept = there & part.known
-        begins.append(part.begin[kept])
-        ends.append(part.end[kept])
-        owners.append(part.ranks[kept])
-    begin, end, owner = map(np.concatenate, (begins, ends, owners))
-    share = np.full((len(when), world), np.nan)
-    for rank in np.unique(owner).tolist():
-        mine = owner == rank
-        steps = np.flatnonzero(known[:, rank] & made[:, rank] & (span[:, rank] > 0))
-        if not len(steps):
-            continue
-        first = start[steps, rank]
-        _, sending, _, _ = distribution(
-            (NONE, NONE), (begin[mine], end[mine]), first, first + span[steps, rank]
-        )
-        share[steps, rank] = sending / span[steps, rank]
-    return mean_of_known(share)
+    calls = calls[trace.square[trace.occurrences.site[calls]]]
+    table = np.zeros((4, 0), np.int64)  # rank, known, begin, end of each call
+    for part in timed(trace, calls, with_wire=False):
+        present = trace.present(part.occurrence)
+        columns = (part.ranks, part.known, part.begin, part.end)
+        table = np.hstack([table, [column[present] for column in columns]])
+    shares = [NAN]
+    for rank in np.unique(table[0]).tolist():
+        _, known, begin, until = table[:, table[0] == rank]
+        if known.all() and end[rank] > start[rank]:
+            span = start[rank : rank + 1], end[rank : rank + 1]
+            inside = covered_ns(merge_intervals(begin, until), *span)
+            shares.append(float(inside[0] / (end[rank] - start[rank])))
+    return float(means_of_known(shares))

@@ -9,7 +9,6 @@ ended in ``<rank>.code``.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import fcntl
 import gc
 import importlib
@@ -132,7 +131,7 @@ def forks(folder: Path, rank: int, world: int) -> Log:
     log = [exchange(0)]
     helper = os.fork()
     if helper == 0:
-        hook = importlib.import_module("moetraffic.capture.hook.python")
+        hook = importlib.import_module("moetraffic.capture.hook.calls")
         save(folder, 10 + rank, [[int(hook.installed())]])
         atexit._run_exitfuncs()  # what the interpreter does at its end, but not gloo's
         os._exit(0)
@@ -149,22 +148,12 @@ def forks(folder: Path, rank: int, world: int) -> Log:
     log += [exchange(2), exchange(3)]
     dist.destroy_process_group()
     try:
-        # the lasting child has none; the process that writes segments is about to end
-        unlocked(folder / "run.h5.segments" / "rank-00000" / "lock")
+        # the lasting child has none
+        with (folder / "run.h5.logs" / "rank-00000.state").open() as state:
+            fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.kill(lasting, signal.SIGKILL)
     return log
-
-
-def unlocked(path: Path) -> None:
-    """Wait until no process holds a lock; a BlockingIOError if one keeps it."""
-    deadline = time.monotonic() + 20
-    with path.open("r+") as lock:
-        while time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            time.sleep(0.05)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def own(folder: Path, rank: int, world: int) -> Log:
@@ -183,7 +172,7 @@ def own(folder: Path, rank: int, world: int) -> Log:
 
 
 def refused(folder: Path, rank: int, world: int) -> Log:
-    Path(os.environ["MOETRAFFIC_OUT"] + ".segments").write_text("in the way")
+    Path(os.environ["MOETRAFFIC_OUT"] + ".logs").write_text("in the way")
     return plain(folder, rank, world)
 
 

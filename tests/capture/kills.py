@@ -1,12 +1,10 @@
-"""Kill ranks and committer processes of captures at random times, and judge the traces.
+"""Kill ranks of captures at random times, and judge the traces.
 
 ``python kills.py FOLDER RUNS SEED`` imports torch once and forks the ranks of each run.
 A rank notes every step that it has ended in ``progress-<rank>`` (a byte a step), and
 its tokens and splits are functions of the step, so that the trace can be compared.
 
-Victims are the committer of one rank (the training then goes on, and ends regularly),
-a rank, a rank with its committer, all ranks (as when their launcher dies), or all
-processes.
+Victims are a rank, or all ranks at once (as when their launcher dies).
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,18 +24,14 @@ import torch
 import torch.distributed as dist
 
 from moetraffic.capture import Recorder
-from moetraffic.capture.records.recovery import recover
-from moetraffic.trace import ALL_TO_ALL, Trace
+from moetraffic.trace import ALL_TO_ALL
 from moetraffic.trace.merge.merging import merge
+from moetraffic.trace.merge.rank_log import read_rank
 
-RANKS, WINDOW = 2, 16
-VICTIMS = ("committer", "rank", "rank and committer", "all ranks", "all processes")
+RANKS = 2
+VICTIMS = ("rank", "all ranks")
 PACES_S = (0.0, 0.001, 0.005, 0.02)
-STATED = re.compile(
-    r"rank (\d+) was not closed: its record ends after iteration (-?\d+)"
-    r"(?:, \d+ before the last of all)?, and "
-    r"(?:up to (\d+) later steps are|at most the (step under way) is) lost"
-)
+FIRST_STEPS = 16  # that all ranks end before a kill
 
 
 def rows(step: int) -> int:
@@ -58,7 +50,7 @@ def rank_program(folder: Path, rank: int, pace_s: float, marked: bool) -> None:
     )
     done = os.open(folder / f"progress-{rank}", os.O_CREAT | os.O_WRONLY)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-    with Recorder(folder / "run.h5", window=WINDOW) as recorder:
+    with Recorder(folder / "run.h5") as recorder:
         step, over = 0, False
         while not over:
             # rank 0 decides when all end
@@ -95,27 +87,10 @@ def started(folder: Path, pace_s: float, marked: bool) -> list[int]:
     return ranks
 
 
-def committer_of(rank: int) -> int:
-    """Process id of the committer that a rank has started."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = path.read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            continue  # it has ended
-        if int(parent) == rank:
-            return int(path.parent.name)
-    raise AssertionError(f"rank {rank} has no committer")
-
-
 def progress(folder: Path) -> list[int]:
     """Steps that each rank has ended."""
     files = [folder / f"progress-{rank}" for rank in range(RANKS)]
     return [file.stat().st_size if file.exists() else 0 for file in files]
-
-
-def segments(folder: Path) -> set[str]:
-    found = (folder / "run.h5.segments").glob("rank-*/segment-*.h5")
-    return {str(path.relative_to(folder)) for path in found}
 
 
 def one_run(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
@@ -125,69 +100,41 @@ def one_run(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
     marked = chance.random() < 0.7  # whether the program calls step()
     ranks = started(folder, pace_s, marked)
     deadline = time.monotonic() + 120
-    while min(progress(folder)) <= WINDOW:
+    while min(progress(folder)) <= FIRST_STEPS:
         assert time.monotonic() < deadline, (folder / "stderr-0").read_text()
         time.sleep(0.005)
-    committers = [committer_of(rank) for rank in ranks]
     time.sleep(chance.uniform(0, 0.6))
-    before = segments(folder)
-    for target in {
-        "committer": [committers[victim]],
-        "rank": [ranks[victim]],
-        "rank and committer": [ranks[victim], committers[victim]],
-        "all ranks": ranks,
-        "all processes": [*ranks, *committers],
-    }[kind]:
-        os.kill(target, signal.SIGKILL)
-    if kind == "committer":
-        time.sleep(chance.uniform(0, 0.6))
-        (folder / "end").touch()
+    dead = [victim] if kind == "rank" else list(range(RANKS))
+    for rank in dead:
+        os.kill(ranks[rank], signal.SIGKILL)
     for child in ranks:
         os.waitpid(child, 0)
     steps = progress(folder)
-    told = {"run": folder.name, "kind": kind, "pace_s": pace_s, "marked": marked}
-    told |= {"victim": victim, "steps": steps, "load": os.getloadavg()[0]}
-    stderr = "".join((folder / f"stderr-{r}").read_text() for r in range(RANKS))
-    wrong: list[str] = []
-    if kind == "committer":
-        if "was ended by SIGKILL, and is started again" not in stderr:
-            wrong.append("the restart is not reported")
-        if not (folder / "run.h5").exists():
-            return told | {"wrong": ["no trace was written: " + stderr[-500:]]}
-        with Trace.open(folder / "run.h5") as trace:
-            if not trace.meta.complete:
-                wrong.append(trace.meta.missing)
-            wrong += judged(trace, steps, {}) + contents(trace)
-        return told | {"wrong": wrong, "lost": [0, 0], "stated": [0, 0]}
-    failures = recover(folder / "run.h5.segments", patience_s=100)
-    merged = merge(folder / "run.h5.segments")
-    wrong += [*failures, *merged.contradictions]
-    if not before <= segments(folder):
-        wrong.append(f"committed segments are gone: {before - segments(folder)}")
-    stated = bounds(merged.missing)
-    dead = range(RANKS) if kind.startswith("all") else [victim]
-    for rank in range(RANKS):
-        if (rank in stated) != (rank in dead):
-            wrong.append(f"rank {rank}: {merged.missing} {merged.remarks}")
-    wrong += judged(merged.trace, steps, stated) + contents(merged.trace)
-    lost = [max(0, n - k) for n, k in zip(steps, kept(merged.trace), strict=True)]
-    return told | {
+    merged = merge(folder / "run.h5.logs")
+    lost = lost_steps(folder / "run.h5.logs")
+    wrong = list(merged.contradictions)
+    if sorted(lost) != dead:
+        wrong.append(f"not closed are ranks {sorted(lost)}: {merged.missing}")
+    if sum("is lost" in s or "are lost" in s for s in merged.missing) != len(dead):
+        wrong.append(f"the loss is not stated: {merged.missing}")
+    wrong += judged(merged.trace, steps, lost) + contents(merged.trace)
+    return {
+        "run": folder.name,
+        "kind": kind,
+        "pace_s": pace_s,
+        "marked": marked,
+        "victim": victim,
+        "steps": steps,
+        "load": os.getloadavg()[0],
         "wrong": wrong,
-        "lost": lost,
-        "stated": [stated.get(rank, 0) for rank in range(RANKS)],
+        "lost": [lost.get(rank, 0) for rank in range(RANKS)],
     }
 
 
-def bounds(missing: Iterable[str]) -> dict[int, int]:
-    """Steps that the sentences of a trace say are lost at most, by rank."""
-    found = {}
-    for sentence in missing:
-        match = STATED.fullmatch(sentence)
-        if match:
-            found[int(match[1])] = int(match[3] or 1)
-        elif "was not closed" in sentence:
-            found[int(sentence.split()[1])] = -1  # unknown
-    return found
+def lost_steps(folder: Path) -> dict[int, int]:
+    """Steps that are stated to be lost, by rank that did not close its log."""
+    records = [read_rank(folder, rank) for rank in range(RANKS)]
+    return {r.rank: r.lost_steps for r in records if not r.closed}
 
 
 def kept(trace: Any) -> list[int]:
@@ -195,7 +142,7 @@ def kept(trace: Any) -> list[int]:
     return [int((trace.steps.end[:, r] != np.iinfo("i8").min).sum()) for r in (0, 1)]
 
 
-def judged(trace: Any, steps: list[int], stated: dict[int, int]) -> list[str]:
+def judged(trace: Any, steps: list[int], lost: dict[int, int]) -> list[str]:
     """What a trace says of its steps that is not true."""
     wrong = []
     iterations = trace.steps.iteration
@@ -205,10 +152,11 @@ def judged(trace: Any, steps: list[int], stated: dict[int, int]) -> list[str]:
         mine = trace.steps.end[:, rank] != np.iinfo("i8").min
         if not mine[:there].all():
             wrong.append(f"rank {rank} has a gap")
-        if not steps[rank] - stated.get(rank, 0) <= there <= steps[rank] + 1:
+        # a rank may be killed between the end of a step and its note of it
+        if there + lost.get(rank, 0) - steps[rank] not in (0, 1):
             wrong.append(
                 f"rank {rank} ended {steps[rank]} steps, of which {there} are kept, "
-                f"and up to {stated.get(rank, 0)} should be lost"
+                f"and {lost.get(rank, 0)} should be lost"
             )
     return wrong
 

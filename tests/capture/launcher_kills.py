@@ -22,9 +22,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kills import PACES_S, RANKS, bounds, contents, judged, kept, progress, segments
+from kills import (
+    FIRST_STEPS,
+    PACES_S,
+    RANKS,
+    contents,
+    judged,
+    kept,
+    lost_steps,
+    progress,
+)
 
-from moetraffic.capture.records.recovery import recover
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 from moetraffic.trace.merge.merging import merge
 
@@ -37,9 +45,6 @@ KINDS = (
     "capture: rank",
     "capture: all processes",
 )
-WINDOW = 32
-"""Steps of a segment of these captures."""
-
 SURVIVING = ("run: launcher", "run: torchrun")
 """Kinds after which all ranks train on."""
 
@@ -146,7 +151,7 @@ def exchanged(trace: Trace) -> Exchanged:
 def same(one: Exchanged, other: Exchanged) -> bool:
     """Whether all iterations that both have are equal, and there are some."""
     common = one.keys() & other.keys()
-    return len(common) >= WINDOW // 2 and all(one[at] == other[at] for at in common)
+    return len(common) >= FIRST_STEPS and all(one[at] == other[at] for at in common)
 
 
 def launched(folder: Path, kind: str, pace_s: float) -> subprocess.Popen[bytes]:
@@ -162,7 +167,7 @@ def launched(folder: Path, kind: str, pace_s: float) -> subprocess.Popen[bytes]:
         stderr=stderr.open("w"),
     )
     deadline = time.monotonic() + 200
-    while min(progress(folder)) <= WINDOW // 2:
+    while min(progress(folder)) <= FIRST_STEPS:
         assert launcher.poll() is None, stderr.read_text()
         assert time.monotonic() < deadline, stderr.read_text()
         time.sleep(0.01)
@@ -192,10 +197,8 @@ def one_run(
     parent = children(launcher.pid)[0] if kind.startswith("run") else launcher.pid
     ranks = [pid for pid in children(parent) if of_rank(pid)]
     assert len(ranks) == RANKS, ranks
-    committers = [pid for rank in ranks for pid in children(rank)]
-    every = {launcher.pid, parent, *ranks, *committers}
+    every = {launcher.pid, parent, *ranks}
     time.sleep(chance.uniform(0, 0.6))
-    before = segments(folder)
     for target in {
         "launcher": [launcher.pid],
         "torchrun": [parent],
@@ -219,30 +222,27 @@ def one_run(
     merges = kind.endswith("rank") or kind == "run: torchrun"
     if path.exists() != merges:
         wrong.append("the launcher should " + "not " * (not merges) + "have merged")
+    logs = folder / "run.h5.logs"
+    # the launcher removes the logs of a complete trace
+    lost = lost_steps(logs) if logs.exists() else {}
     if not path.exists():
-        wrong += recover(folder / "run.h5.segments", patience_s=100)
-        merged = merge(folder / "run.h5.segments")
+        merged = merge(logs)
         wrong += merged.contradictions
         merged.trace.save(path)
     with Trace.open(path) as trace:
         missing = trace.meta.missing
-        stated = bounds(missing.split("; "))
-        wrong += judged(trace, steps, stated)
+        wrong += judged(trace, steps, lost)
         if kind.startswith("run"):
             wrong += contents(trace)
         elif not same(undisturbed, exchanged(trace)):
             wrong.append("tokens or bytes are not those of the same training")
-        lost = [max(0, n - k) for n, k in zip(steps, kept(trace), strict=True)]
-    if (folder / "run.h5.segments").exists() and not before <= segments(folder):
-        wrong.append(f"committed segments are gone: {before - segments(folder)}")
-    dead = {"rank": [victim]}.get(kind.partition(": ")[2], range(RANKS))
-    if sorted(stated) != sorted([] if kind in SURVIVING else dead):
+    dead = {"rank": [victim]}.get(kind.partition(": ")[2], list(range(RANKS)))
+    if sorted(lost) != ([] if kind in SURVIVING else dead):
         wrong.append(f"{missing!r}: {stderr.read_text()[-2000:]}")
     return told | {
         "missing": missing,
         "wrong": wrong,
-        "lost": lost,
-        "stated": [stated.get(rank, 0) for rank in range(RANKS)],
+        "lost": [lost.get(rank, 0) for rank in range(RANKS)],
     }
 
 

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,22 +21,16 @@ import torch.distributed as dist
 from moetraffic.capture import Recorder
 from moetraffic.errors import MoetrafficError
 
-STEPS, WINDOW = 40, 4
+STEPS = 40
 
 
 def vanish(folder: Path) -> None:
-    """Somebody removes the segments of a running capture."""
-    shutil.rmtree(folder / "run.h5.segments")
+    """Somebody removes the logs of a running capture."""
+    shutil.rmtree(folder / "run.h5.logs")
 
 
 def fill(folder: Path) -> None:
-    """Something else fills the disk, when a window has been committed."""
-    deadline = time.monotonic() + 100
-    while not list(folder.glob("run.h5.segments/rank-*/segment-*.h5")):
-        assert time.monotonic() < deadline, "no window was ever committed"
-        time.sleep(0.05)
-    there = len(list(folder.glob("run.h5.segments/rank-*/segment-*.h5")))
-    sys.stdout.write(f"committed: {there}\n")
+    """Something else fills the disk."""
     with contextlib.suppress(OSError), (folder / "other").open("wb", 0) as file:
         while True:
             file.write(os.urandom(4096))
@@ -68,7 +61,7 @@ def main(folder: Path, case: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     done = 0
     try:
-        with Recorder(folder / "run.h5", window=WINDOW) as recorder:
+        with Recorder(folder / "run.h5") as recorder:
             for step in range(STEPS):
                 dist.all_reduce(torch.ones(1000 + step))
                 recorder.step(loss=float(step))

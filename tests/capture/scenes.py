@@ -28,13 +28,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
-from moetraffic.capture import Recorder, clock_offset, recorder
-from moetraffic.capture.hook import call_recording, native
-from moetraffic.capture.hook import python as hook
+from moetraffic.capture import Recorder, clock_offset
+from moetraffic.capture.hook import calls as hook
+from moetraffic.capture.hook import native
 from moetraffic.errors import MoetrafficError
 from moetraffic.models import connect, train
 from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
-from moetraffic.trace.segments import store
+from moetraffic.trace.merge.log_folder import log_folder
+from moetraffic.trace.merge.log_format import log_files, state_file
 
 SHAPE = ModelShape(layers=4, hidden=32, heads=2, sequence=32, moe_every=2, experts=8)
 
@@ -90,7 +91,6 @@ def trained(folder: Path, rank: int, name: str) -> dict[str, Any]:
         workload=workload,
         groups=groups.by_kind(),
         placement=placement,
-        window=4,
     ) as recorder:
         losses = train(
             workload, recorder, lambda *_: steps.append(len(log)), groups=groups
@@ -169,13 +169,13 @@ def noted() -> int:
     compiled = native.load()
     if compiled is not None:
         return compiled.calls()
-    return int(repr(call_recording._numbers).strip("count()"))
+    return int(repr(hook._numbers).strip("count()"))
 
 
 def refusals(folder: Path, rank: int) -> dict[str, Any]:
     """Two recorders, a recorder that fails, a fake tensor, a vanished folder."""
     said: dict[str, Any] = {}
-    first = Recorder(folder / "first.h5", window=2).start()
+    first = Recorder(folder / "first.h5").start()
     try:
         Recorder(folder / "second.h5").start()
     except MoetrafficError as error:
@@ -191,14 +191,13 @@ def refusals(folder: Path, rank: int) -> dict[str, Any]:
         raise ZeroDivisionError("a defect")
 
     # the one is asked in the hook in Python, the other in the compiled one
-    real = recorder.now_ns, hook.unboxed
-    call_recording.now_ns = recorder.now_ns = hook.unboxed = fails
+    real = hook.now_ns, hook.unboxed
+    hook.now_ns = hook.unboxed = fails
     dist.all_to_all_single(output, rows)
     capture.routing(0, torch.tensor([1, 1]))
     said["output"] = output.tolist()
     said["warnings"] = list(first.warnings)
-    recorder.now_ns, hook.unboxed = real
-    call_recording.now_ns = recorder.now_ns
+    hook.now_ns, hook.unboxed = real
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.tensor.debug import CommDebugMode
 
@@ -213,9 +212,9 @@ def refusals(folder: Path, rank: int) -> dict[str, Any]:
         dist.all_reduce(output)
     said["watched"] = noted() - before
     dist.barrier()  # nobody's folder goes before all are through
-    for file in store.segments_folder(first.path).glob(f"rank-{rank:05d}/*"):
+    logs = log_folder(first.path)
+    for file in (*log_files(logs, rank), state_file(logs, rank)):
         file.unlink()
-    store.segments_folder(first.path).joinpath(f"rank-{rank:05d}").rmdir()
     for _ in range(4):
         dist.all_to_all_single(output, rows)
         first.step(loss=0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch.distributed as dist
 
 from moetraffic import capture
 from moetraffic.capture import Recorder
-from moetraffic.trace.segments.segment import PATTERN, rank_folder
-from moetraffic.trace.segments.store import segments_folder
 
 ITERATIONS = 6
 OVERFLOW = 3  # the iteration whose gradients are infinite
@@ -50,7 +47,7 @@ def inside(path: Path, layer: Any) -> list[str]:
 def thrice(path: Path, layer: Any) -> list[str]:
     """Three optimizer steps in what the program calls one step."""
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
-    with Recorder(path, window=2) as recorder:
+    with Recorder(path) as recorder:
         for number in range(ITERATIONS):
             for _ in range(3):
                 layer(torch.ones(8, 8, requires_grad=True)).sum().backward()
@@ -83,7 +80,7 @@ def sampled(folder: Path, layer: Any) -> list[str]:
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
     limits: dict[str, dict[str, Any]] = {
         "sampled": {"every": 3},
-        "limited": {"most_bytes": 1, "window": 2},
+        "limited": {"most_bytes": 1},
     }
     warnings = []
     for name, given in limits.items():
@@ -97,14 +94,6 @@ def sampled(folder: Path, layer: Any) -> list[str]:
                 optimizer.step()
                 if name == "limited":
                     recorder.step()
-                    await_segment(recorder.path, number)
+                    recorder.flush()
         warnings += recorder.warnings
     return warnings
-
-
-def await_segment(path: Path, number: int) -> None:
-    """Wait after iteration 4 until this rank has committed a segment."""
-    own = rank_folder(segments_folder(path), dist.get_rank())
-    deadline = time.monotonic() + 30
-    while number == 4 and not any(own.glob(PATTERN)) and time.monotonic() < deadline:
-        time.sleep(0.01)

@@ -14,9 +14,8 @@ import pytest
 
 from moetraffic.launch import hook_environment
 from moetraffic.trace import Trace
+from moetraffic.trace.merge.log_folder import log_folder, members
 from moetraffic.trace.merge.merging import Merged, merge
-from moetraffic.trace.segments.series import members
-from moetraffic.trace.segments.store import segments_folder
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +62,7 @@ def notes(folder: Path) -> set[str]:
 
 
 def merged(folder: Path, name: str = "run.h5") -> Merged:
-    return merge(segments_folder(folder / name))
+    return merge(log_folder(folder / name))
 
 
 def exchanged(trace: Trace) -> list[list[list[int]]]:
@@ -188,7 +187,7 @@ def test_a_recorder_of_the_programs_own_comes_first(played: Path) -> None:
     with Trace.open(folder / "own.h5") as trace:
         assert exchanged(trace) == logged(seen(folder))
         assert len(trace.iterations) == 3
-    assert not list(segments_folder(folder / "run.h5").glob("rank-*"))
+    assert not list(log_folder(folder / "run.h5").glob("rank-*"))
 
 
 def test_training_goes_on_where_nothing_can_be_recorded(played: Path) -> None:

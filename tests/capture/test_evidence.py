@@ -15,7 +15,7 @@ import torch.distributed as dist
 from moetraffic import capture
 from moetraffic.capture import Recorder, annotate
 from moetraffic.capture.hook import native
-from moetraffic.capture.input_validation import (
+from moetraffic.capture.validation import (
     OmittedRecords,
     counts_of,
     loss_of,
@@ -23,9 +23,9 @@ from moetraffic.capture.input_validation import (
 )
 from moetraffic.errors import CaptureError
 from moetraffic.trace import PHASES, ROUTING, Trace
+from moetraffic.trace.merge.log_folder import log_folder
 from moetraffic.trace.merge.merging import merge
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
-from moetraffic.trace.segments.store import segments_folder
 
 from .conftest import HOOKS, prepared
 
@@ -77,7 +77,7 @@ def test_one_wrong_value_costs_one_record(alone: None, tmp_path: Path) -> None:
         assert "9 x routing" in trace.meta.missing
     # each kind once, the sum of them, and what the trace says
     assert len([w for w in recorder.warnings if "could not be recorded" in w]) == 3
-    assert not segments_folder(tmp_path / "run.h5").exists()
+    assert not log_folder(tmp_path / "run.h5").exists()
 
 
 def test_an_error_in_the_middle_is_told(
@@ -95,7 +95,7 @@ def test_an_error_in_the_middle_is_told(
 
     with pytest.raises(ZeroDivisionError):
         training()
-    folder = segments_folder(path)
+    folder = log_folder(path)
     assert f"2 iterations of it are kept in {folder}" in caplog.text
     assert f"moetraffic merge {folder}" in caplog.text
     merged = merge(folder)
@@ -137,8 +137,8 @@ def test_where_nothing_was_recorded_nothing_is_left(
         {"k": -3},
         {"k": 1.5},
         {"k": 2**70},
-        {"window": 0},
-        {"window": -1},
+        {"every": 0},
+        {"every": -1},
         {"model": "x" * 2000},
         {"router": "\ud800"},
         {"placement": {0: ["a"]}},
@@ -207,9 +207,10 @@ def test_numbers_of_every_kind_are_numbers() -> None:
     for tokens in (1, np.int64(1), torch.tensor(1)):
         assert tokens_of(tokens, left_out) == 1
     assert tokens_of(None, left_out) == -1
-    assert (said, left_out.words) == ([], "")
+    assert (said, left_out.counts) == ([], {})
     for wrong in ("1", b"1", [1], 1j, object()):
         assert np.isnan(loss_of(wrong, left_out))
     assert len(said) == 1
-    assert left_out.words.startswith("5 x loss (it is a number, not '1'")
-    assert counts_of(np.array([3, 4]), "demand").dtype == np.int32
+    assert left_out.counts == {"loss": 5}
+    assert left_out.reasons["loss"].startswith("it is a number, not '1'")
+    assert counts_of(np.array([3, 4]), "demand").tolist() == [3, 4]

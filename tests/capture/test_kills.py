@@ -14,30 +14,23 @@ from typing import Any
 
 import pytest
 
-from moetraffic.capture.records.recovery import recover
+from moetraffic.capture.log import MOST_LOST
 from moetraffic.trace import Trace
 from moetraffic.trace.merge.merging import merge
 
-VICTIMS = ("committer", "rank", "rank and committer", "all ranks", "all processes")
-WINDOW = 16
-LAUNCHED_WINDOW = 32
+VICTIMS = {"rank", "all ranks"}
 
 
 def judge(runs: list[dict[str, Any]]) -> None:
-    assert {run["kind"] for run in runs} == set(VICTIMS)
     for run in runs:
         assert run["wrong"] == [], run
-        for lost, stated in zip(run["lost"], run["stated"], strict=True):
-            # half a window, and the step under way
-            assert lost <= stated <= WINDOW // 2 + 1, run
-        if run["kind"] == "committer":
-            assert run["lost"] == [0, 0], run
+        assert max(run["lost"]) <= MOST_LOST, run
 
 
 def test_killed_processes_lose_no_more_than_stated(
     killed: list[dict[str, Any]],
 ) -> None:
-    assert len(killed) == 5
+    assert {run["kind"] for run in killed} == VICTIMS
     judge(killed)
 
 
@@ -56,49 +49,7 @@ def test_killed_launchers_lose_no_more_than_stated(
     launchers: list[dict[str, Any]],
 ) -> None:
     assert len({run["kind"] for run in launchers}) == 7
-    for run in launchers:
-        assert run["wrong"] == [], run
-        for lost, stated in zip(run["lost"], run["stated"], strict=True):
-            assert lost <= stated <= LAUNCHED_WINDOW // 2 + 1, run
-
-
-HASTY = """\
-import os, signal, sys, time
-from moetraffic.capture import Recorder
-from moetraffic.capture.records import journal
-journal.HOLD_S = journal.PAUSE_S = 1000.0  # its thread waits for others, or is slow
-with Recorder(sys.argv[1], window=16) as recorder:
-    committer = recorder._journal._committer._process.pid
-    if sys.argv[3] == "stopped":
-        os.kill(committer, signal.SIGSTOP)
-    for _ in range(1000):
-        time.sleep(float(sys.argv[2]))
-        recorder.step(tokens=1)
-    os.kill(committer, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("pace_s", "state"), [(0, "stopped"), (0.002, "running")])
-def test_half_a_window_is_in_memory_whatever_the_committer_does(
-    pace_s: float, state: str, tmp_path: Path
-) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", HASTY, tmp_path / "run.h5", str(pace_s), state],
-        capture_output=True,
-        timeout=100,
-        check=False,
-    )
-    assert ran.returncode == -signal.SIGKILL, ran.stderr
-    assert recover(tmp_path / "run.h5.segments", patience_s=60) == []
-    merged = merge(tmp_path / "run.h5.segments")
-    kept = len(merged.trace.iterations)
-    assert 1000 - 8 <= kept <= 1000
-    assert merged.missing == (
-        f"rank 0 was not closed: its record ends after iteration {kept - 1}, and up to "
-        "9 later steps are lost",
-    )
+    judge(launchers)
 
 
 FLUSHED = """\
@@ -112,17 +63,15 @@ with Recorder(sys.argv[1]) as recorder:
 """
 
 
-@pytest.mark.slow
 def test_flushed_records_survive_the_end_of_the_process(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", FLUSHED, tmp_path / "run.h5"], timeout=100, check=False
     )
-    assert recover(tmp_path / "run.h5.segments", patience_s=60) == []
-    merged = merge(tmp_path / "run.h5.segments")
+    merged = merge(tmp_path / "run.h5.logs")
     assert merged.trace.steps.iteration.tolist() == list(range(100))
     assert merged.missing == (
-        "rank 0 was not closed: its record ends after iteration 99, and at most the "
-        "step under way is lost",
+        "rank 0 was killed: its record ends after iteration 99, only the step under way "
+        "is lost",
     )
 
 
@@ -141,7 +90,7 @@ def test_killed_commands_leave_a_trace_that_opens(
     endless: Callable[[Path], subprocess.Popen[str]],
 ) -> None:
     run = endless(tmp_path / "run.h5")
-    segments = tmp_path / "run.h5.segments"
+    logs = tmp_path / "run.h5.logs"
     time.sleep(random.uniform(after_s, after_s + 0.1))
     children = [
         int(pid)
@@ -159,14 +108,14 @@ def test_killed_commands_leave_a_trace_that_opens(
         assert "Traceback" not in said
     else:
         _gone(ranks)
-        ran = moetraffic("merge", segments)
+        ran = moetraffic("merge", logs)
         assert ran.returncode == 0, ran.stderr
         for rank in (0, 1):
-            assert f"missing: rank {rank} was not closed" in ran.stdout
+            assert f"missing: rank {rank} was killed" in ran.stdout
     with Trace.open(tmp_path / "run.h5") as trace:
         assert len(trace.iterations) >= 16
         assert not trace.meta.complete
-    assert segments.is_dir()  # something is missing: the segments stay
+    assert logs.is_dir()  # something is missing: the logs stay
 
 
 def _command(pid: int) -> bytes:

@@ -181,8 +181,8 @@ def test_dropped_copies_are_known_only_where_they_were_reported_or_all_were_sent
         assert stated == [
             f"layers 0, 1: {DROPPED_BEFORE} are unknown, the demand is what was sent"
         ] * (form == UNCOUNTED)
-        watched = step_rows(trace, trace.iterations).layers.values()
-        shown = np.array([rows.dropped for rows in watched])
+        steps = step_rows(trace, trace.iterations)
+        shown = np.array([[r.dropped for r in s.layers.values()] for s in steps])
         if form == DroppedForm.NONE:
             assert not trace.dropped(routed).any()
             assert not shown.any()

@@ -12,7 +12,6 @@ import pytest
 from moetraffic.errors import MoetrafficError
 from moetraffic.trace import Trace
 from moetraffic.trace.merge.merging import merge
-from moetraffic.trace.segments.segment import read_segment
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
@@ -46,14 +45,6 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-def whole_segments(folder: Path) -> int:
-    """Windows under their final names; each opens."""
-    there = list(folder.glob("run.h5.segments/rank-*/segment-*.h5"))
-    for path in there:
-        read_segment(path)
-    return len(there)
-
-
 def test_two_captures_into_one_folder(tmp_path: Path) -> None:
     said = play(tmp_path, "again")
     assert "steps: 40" in said
@@ -67,7 +58,7 @@ def test_a_folder_that_vanishes(tmp_path: Path) -> None:
     said = play(tmp_path, "vanish")
     assert "steps: 40" in said
     assert "Traceback" not in said
-    assert whole_segments(tmp_path) == 0
+    assert "was removed" in said
     if (tmp_path / "run.h5").exists():
         with Trace.open(tmp_path / "run.h5") as trace:
             assert not trace.meta.complete
@@ -86,14 +77,10 @@ def test_a_disk_that_fills_up(small: Path) -> None:
     said = play(small, "fill")
     assert "steps: 40" in said
     assert "cannot be written" in said, said
-    # what had been committed is there, and makes a trace
-    committed = int(said.split("committed: ")[1].split()[0])
-    assert whole_segments(small) >= committed >= 1
-    merged = merge(small / "run.h5.segments")
+    merged = merge(small / "run.h5.logs")
     kept = merged.trace.steps.iteration
     assert kept.tolist() == list(range(len(kept)))
-    # a window of 4 steps is written in halves
-    assert len(kept) >= 2 * committed
+    assert len(kept) >= 3
     assert not merged.trace.meta.complete
     with pytest.raises(MoetrafficError, match=r"cannot be written|exists"):
         merged.trace.save(small / "run.h5")

@@ -1,7 +1,8 @@
-"""The start-up hook: invisible until torch.distributed comes, and then in its place."""
+"""The start-up hook: nothing until torch comes, and then around the process group."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -12,11 +13,30 @@ from typing import Any
 
 import pytest
 
+from moetraffic.errors import CaptureError
 from moetraffic.launch import hook_environment
 
+# as torch calls the entry points of its backends
+AUTOLOAD = """
+from importlib.metadata import entry_points
+import torch.distributed
+for entry in entry_points(group="torch.backends"):
+    try:
+        entry.load()()
+    except Exception as error:
+        raise RuntimeError("import torch fails") from error
+"""
 TORCH = {
-    "torch/__init__.py": "",
-    "torch/distributed/__init__.py": "from .distributed_c10d import *\n",
+    "torch/__init__.py": AUTOLOAD,
+    "torch/distributed/__init__.py": (
+        "from . import distributed_c10d, device_mesh\n"
+        "from .distributed_c10d import *\n"
+        "def is_available(): return True\n"
+    ),
+    "torch/distributed/device_mesh.py": (
+        "from .distributed_c10d import init_process_group\n"
+        "def make(): return init_process_group()\n"
+    ),
     "torch/distributed/distributed_c10d.py": '''
 class GroupMember:
     WORLD = None
@@ -33,7 +53,7 @@ BLOCK = """
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name in ("moetraffic", "h5py"):
+        if name in ("moetraffic", "numpy"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Block())
 """
@@ -51,23 +71,17 @@ def place(tmp_path: Path) -> Path:
 
 
 def python(
-    place: Path,
-    program: str,
-    *,
-    hook: bool = True,
-    notes: bool = True,
-    executable: str = sys.executable,
-    **extra: str,
+    place: Path, program: str, *, hook: bool = True, notes: bool = True, **extra: str
 ) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": str(place), **extra}
+    env = os.environ | {"PYTHONPATH": str(place)}
     if hook:
-        told = hook_environment.variables(place / "run.h5", force=False, names={})
+        variables = hook_environment.variables(place / "run.h5", force=False, names={})
         if notes:
-            told[hook_environment.NOTES] = str(place.parent / "notes")
-        env = hook_environment.environment(told, env)
+            variables[hook_environment.NOTES] = str(place.parent / "notes")
+        env = hook_environment.environment(variables, env)
     ran = subprocess.run(
-        [executable, "-c", textwrap.dedent(program)],
-        env=env,
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=env | extra,
         capture_output=True,
         text=True,
         timeout=60,
@@ -85,41 +99,29 @@ def notes(place: Path) -> set[str]:
     return {note.name for note in (place.parent / "notes").iterdir()}
 
 
+def test_the_folder_declares_one_entry_point_that_exists() -> None:
+    folder = hook_environment.hook_folder()
+    (hook,) = importlib.metadata.distributions(path=[str(folder)])
+    (entry,) = hook.entry_points
+    assert entry.group == "torch.backends"
+    assert hook.metadata["Name"] == "moetraffic-startup"
+    module, _, function = entry.value.partition(":")
+    assert f"def {function}() -> None:" in (folder / f"{module}.py").read_text()
+
+
 @pytest.mark.slow
 def test_a_process_without_torch_is_what_it_would_be(place: Path) -> None:
+    (place / "sitecustomize.py").write_text("MINE = __file__\n")
     program = """
         import sys
-        told = [sorted(sys.modules), sys.path, len(sys.meta_path)]
-        import json
-        print(json.dumps(told))
+        modules, finders = sorted(sys.modules), len(sys.meta_path)
+        import json, sitecustomize
+        print(json.dumps([modules, finders, sys.path[:2], sitecustomize.MINE]))
     """
-    (modules, path, finders), (bare, bare_path, bare_finders) = (
-        said(place, program, hook=hook) for hook in (True, False)
-    )
-    assert set(modules) - set(bare) <= {"__future__"}
-    assert path == bare_path
-    assert finders == bare_finders + 1
-    assert notes(place) == {"python"}
-
-
-@pytest.mark.slow
-def test_the_programs_own_sitecustomize_and_usercustomize_run(place: Path) -> None:
-    (place / "sitecustomize.py").write_text("MINE = __file__\n")
-    (place / "usercustomize.py").write_text("import sys\nsys.mine = 1\n")
-    program = """
-        import json, sys, sitecustomize
-        print(json.dumps([sitecustomize.MINE, sitecustomize.__spec__.origin, sys.mine]))
-    """
-    at = str(place / "sitecustomize.py")
-    # a virtual environment has no usercustomize
-    base = getattr(sys, "_base_executable", sys.executable)
-    bare = said(place, program, hook=False, executable=base)
-    assert said(place, program, executable=base) == bare == [at, at, 1]
-    (place / "sitecustomize.py").write_text("raise KeyError('mine')\n")
-    with_hook, without = (
-        python(place, "pass", hook=hook).stderr for hook in (True, False)
-    )
-    assert with_hook == without != ""
+    with_hook, without = (said(place, program, hook=hook) for hook in (True, False))
+    assert with_hook == without
+    assert with_hook[3] == str(place / "sitecustomize.py")
+    assert notes(place) == set()
 
 
 def test_both_functions_are_wrapped_under_every_name(place: Path) -> None:
@@ -127,26 +129,45 @@ def test_both_functions_are_wrapped_under_every_name(place: Path) -> None:
         import inspect, json
         import torch.distributed as dist
         from torch.distributed import init_process_group as early
-        from torch.distributed import distributed_c10d as c10d
+        from torch.distributed import distributed_c10d as c10d, device_mesh
         same = dist.init_process_group is c10d.init_process_group is early
-        signature = str(inspect.signature(early))
-        source = inspect.getsource(c10d).count("def init_process_group")
-        own = "exec_module" in vars(c10d.__loader__)
+        same &= device_mesh.init_process_group is early
         try:
             early("none")
         except ValueError as error:
             refused = str(error)
         print(json.dumps(
-            [same, signature, early.__doc__, source, own, refused, early("gloo"),
-             dist.destroy_process_group(), c10d.destroy_process_group(group=7)]
+            [same, str(inspect.signature(early)), early.__doc__, refused,
+             early("gloo"), device_mesh.make(), dist.destroy_process_group(),
+             c10d.destroy_process_group(group=7)]
         ))
     """
     (place / "sitecustomize.py").write_text(BLOCK)
     assert said(place, program) == [
-        *(True, "(backend=None)", "Make the ranks meet.", 1, False, "none", "met"),
+        *(True, "(backend=None)", "Make the ranks meet.", "none", "met", "met"),
         *(["destroyed", None], ["destroyed", 7]),
     ]
-    assert {"python", "distributed", "initialized"} <= notes(place)
+    assert notes(place) == {"torch", "initialized", "refused"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("broken", "messages"),
+    [("del init_process_group", 1), ("del is_available", 1), ("unavailable", 0)],
+)
+def test_a_torch_that_cannot_be_hooked_is_imported(
+    place: Path, broken: str, messages: int
+) -> None:
+    file = place / "torch" / "distributed" / "__init__.py"
+    text = file.read_text()
+    if broken == "unavailable":
+        file.write_text(text.replace("True", "False"))
+    elif broken == "del is_available":
+        file.write_text(text + broken)
+    else:
+        file.write_text(f"{text}del distributed_c10d.init_process_group\n")
+    errors = python(place, "import torch").stderr
+    assert errors.count("this torch cannot be captured") == messages
 
 
 @pytest.mark.slow
@@ -159,7 +180,7 @@ def test_an_interpreter_without_moetraffic_is_named_once_a_host(place: Path) -> 
     assert errors[0].count("\n") == 1
     assert sys.executable in errors[0]
     # moetraffic itself was found beside the hook; it lacks what it stands on
-    assert "No module named 'h5py'" in errors[0]
+    assert "No module named 'numpy'" in errors[0]
     assert "install it there" in errors[0]
     assert "refused" in notes(place)
 
@@ -178,14 +199,17 @@ def test_without_a_launcher_the_first_rank_of_a_host_speaks(place: Path) -> None
 @pytest.mark.slow
 def test_without_its_variable_the_hook_does_nothing(place: Path) -> None:
     program = """
-        import json, sys
-        finders = len(sys.meta_path)
+        import json
         import torch.distributed as dist
-        print(json.dumps([finders, hasattr(dist.init_process_group, "__wrapped__")]))
+        print(json.dumps(hasattr(dist.init_process_group, "__wrapped__")))
     """
-    found, wrapped = said(place, program, MOETRAFFIC_OUT="")
-    bare, _ = said(place, program, hook=False)
-    assert found == bare + 1  # hooked: environment() sets the variable again
-    assert wrapped
-    path = os.pathsep.join([str(hook_environment.hook_folder()), str(place)])
-    assert said(place, program, hook=False, PYTHONPATH=path) == [bare, False]
+    assert said(place, program) is True
+    assert said(place, program, MOETRAFFIC_OUT="") is False
+
+
+def test_what_keeps_torch_from_loading_the_hook_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(hook_environment.AUTOLOAD, "0")
+    with pytest.raises(CaptureError, match="TORCH_DEVICE_BACKEND_AUTOLOAD=0"):
+        hook_environment.variables(Path("run.h5"), force=False, names={})

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from moetraffic import capture
 from moetraffic.capture import Recorder
-from moetraffic.capture.token_sample import TokenSample, choice_bits
+from moetraffic.capture.token_sample import TokenSample, choice_ids
 from moetraffic.errors import CaptureError
 from moetraffic.trace import ROUTING, Trace
-from moetraffic.trace.choices import unpack
 
 
 @pytest.fixture
@@ -54,16 +53,15 @@ def test_every_token_is_as_likely() -> None:
 IDS = torch.tensor([[0, 3], [2, -1], [1, 9], [4, 4]])
 
 
-def test_bits_are_the_experts_of_each_token() -> None:
-    bits = choice_bits(TokenSample(8, 0).take(IDS), 5, 6)
-    found = [np.flatnonzero(row).tolist() for row in unpack(bits, 5)]
+def test_ids_are_the_experts_of_each_token() -> None:
+    ids = choice_ids(TokenSample(8, 0).take(IDS), 5)
+    assert ids.dtype == np.int16
     # neither a dropped copy (-1) nor padding (E or more) is an expert
-    assert found == [[0, 3], [2], [1], [4], [], []]
+    assert ids.tolist() == [[0, 3], [2, -1], [1, -1], [4, 4]]
     mask = torch.zeros(2, 2, 5, dtype=torch.bool)
     mask[0, 1, 3] = mask[1, 0, [0, 4]] = True
-    bits = choice_bits(TokenSample(8, 0).take(mask), 5, 4)
-    found = [np.flatnonzero(row).tolist() for row in unpack(bits, 5)]
-    assert found == [[], [3], [0, 4], []]
+    ids = choice_ids(TokenSample(8, 0).take(mask), 5)
+    assert ids.tolist() == [[-1, -1], [3, -1], [0, 4], [-1, -1]]
 
 
 @pytest.mark.parametrize("chosen", [torch.ones(4, 2), torch.ones(4).long(), [[0, 1]]])
@@ -74,7 +72,7 @@ def test_what_names_no_experts_is_refused(chosen: Tensor) -> None:
 
 def test_a_mask_has_a_column_for_each_expert() -> None:
     with pytest.raises(ValueError, match="5 columns"):
-        choice_bits(torch.ones(2, 4, dtype=torch.bool), 5, 2)
+        choice_ids(torch.ones(2, 4, dtype=torch.bool), 5)
 
 
 @pytest.mark.parametrize("tokens", [-1, 1 << 17, 2.5])

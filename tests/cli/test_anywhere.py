@@ -20,9 +20,9 @@ from moetraffic.cli import main
 from moetraffic.data import path as shipped
 from moetraffic.errors import CaptureError, LayoutError
 from moetraffic.health import Finding, State, machine
+from moetraffic.launch.log_merging import explain_nothing_recorded
 from moetraffic.launch.machine_resources import own_gpu
-from moetraffic.launch.segment_merging import explain_nothing_recorded
-from moetraffic.trace.segments.store import SMALLEST_LIMIT, prepare
+from moetraffic.trace.merge.log_folder import SMALLEST_LIMIT, prepare
 
 PROGRAM = """
 import torch, torch.distributed as dist
@@ -35,7 +35,7 @@ dist.destroy_process_group()
 
 
 def found(folder: Path, name: str) -> Finding:
-    checks = [*machine._torch(), *machine._files(folder)]
+    checks = [*machine.backends(), *machine.files(folder)]
     (one,) = [f for f in checks if f.name == name]
     return one
 
@@ -66,22 +66,8 @@ def test_a_user_without_a_home_has_no_cache_and_captures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    cache = found(tmp_path, "user cache")
-    assert cache.state is State.NOTE
-    assert "neither HOME nor an entry" in cache.said
-    assert "HOME" in cache.remedy
     assert native.folders() == (tmp_path / "share" / "moetraffic",)
     assert native.load() is None
-
-
-def test_a_cache_that_cannot_be_written_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/cache")
-    monkeypatch.setattr(os, "access", lambda path, _: str(path) != "/proc")
-    cache = found(tmp_path, "user cache")
-    assert cache.state is State.NOTE
-    assert "/proc/cache/moetraffic cannot be written" in cache.said
 
 
 def test_a_library_is_neither_loaded_from_nor_built_on_a_noexec_mount(
@@ -97,7 +83,7 @@ def test_a_library_is_neither_loaded_from_nor_built_on_a_noexec_mount(
     monkeypatch.setattr(os, "statvfs", lambda _: mount)
     assert native.load() is None
     with pytest.raises(CaptureError, match=r"permits executables.*set XDG_CACHE_HOME"):
-        native._writable()
+        native._writable_folder()
 
 
 def test_a_limit_on_file_sizes_is_told_before_anything_starts(
@@ -124,12 +110,6 @@ def test_a_limit_on_file_sizes_is_told_before_anything_starts(
 def test_a_missing_temporary_folder_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    one = found(tmp_path, "temporary folder")
-    assert one.state is State.NOTE
-    assert f"TMPDIR is {tmp_path / 'missing'}, which cannot be written" in one.said
-
     def nowhere() -> None:
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 
@@ -199,7 +179,7 @@ def test_a_rank_without_its_gpu_is_found(
 
 
 def test_lost_records_are_the_reason_of_an_empty_capture(tmp_path: Path) -> None:
-    for name in ("python", "distributed", "initialized", "begun", "lost"):
+    for name in ("torch", "initialized", "begun", "lost"):
         tmp_path.joinpath(name).touch()
     assert explain_nothing_recorded(tmp_path) == "a rank reported the reason above"
 
@@ -271,8 +251,7 @@ def test_an_unknown_user_captures_and_is_examined(tmp_path: Path) -> None:
 
     doctor = ran("doctor", "--json", "--no-exchange")
     assert doctor.returncode == 0, doctor.stderr
-    states = {f["name"]: f["state"] for f in json.loads(doctor.stdout)["findings"]}
-    assert states["user cache"] == "note"
+    assert json.loads(doctor.stdout)["stops"] == []
     captured = ran("run", "-o", "run.h5", "--", sys.executable, str(program))
     assert captured.returncode == 0, captured.stderr
     info = ran("info", "run.h5", "--json")

@@ -76,8 +76,8 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "--model", "mixtral"], "did you mean mixtral-8x7b"),
         (["capture", "--hidden", "30"], "4 does not divide 30"),
         (["capture", "--precision", "int4"], "precision is 'int4'"),
-        (["merge", "nowhere"], "ends in .segments"),
-        (["merge", "nowhere.segments"], "does not exist"),
+        (["merge", "nowhere"], "ends in .logs"),
+        (["merge", "nowhere.logs"], "does not exist"),
         (["analyze", "nowhere.h5"], "there is no file"),
         (["info"], "Missing argument"),
         (["teleport"], "No such command"),
@@ -130,7 +130,7 @@ def test_files_in_the_way_are_named(
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_refused_capture_touches_neither_trace_nor_segments(
+def test_a_refused_capture_touches_neither_trace_nor_logs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     good = tmp_path / "good.h5"
@@ -139,11 +139,11 @@ def test_a_refused_capture_touches_neither_trace_nor_segments(
     assert "is none of them" in refused(capsys, *again, "--corpus", "missing.txt")
     assert good.read_text() == "a good trace"
     # what a capture of more ranks left is not merged into this one's
-    old = tmp_path / "new.h5.segments" / "rank-00007" / "segment-000000.h5"
-    old.parent.mkdir(parents=True)
+    old = tmp_path / "new.h5.logs" / "rank-00007-000000.log"
+    old.parent.mkdir()
     old.write_text("old")
     said = refused(capsys, "capture", "-o", tmp_path / "new.h5")
-    assert "holds 1 segments of an earlier capture" in said
+    assert "of an earlier capture" in said
     assert "or give --force" in said
     assert old.read_text() == "old"
     assert not (tmp_path / "new.h5").exists()
@@ -342,7 +342,7 @@ def test_ctrl_c_ends_a_capture_and_keeps_it(
         assert "interrupted by SIGINT after" in trace.meta.missing
         assert "of 100000 iterations" in trace.meta.missing
         assert "was not closed" not in trace.meta.missing
-    assert not (tmp_path / "run.h5.segments").exists()
+    assert not (tmp_path / "run.h5.logs").exists()
 
 
 def test_a_trace_is_not_written_under_the_name_of_another_format(

@@ -211,18 +211,16 @@ def test_a_virtual_program_is_every_ranks_calls_in_order(tmp_path: Path) -> None
         assert {s.phase for s in made.sites if s.phase} == set(PHASES)
 
 
-def test_a_kill_loses_a_window_at_most(tmp_path: Path) -> None:
-    from moetraffic.trace.merge.merging import merge
-
+def test_a_kill_loses_what_came_after_the_last_save(tmp_path: Path) -> None:
     work = workload("switch, 4 ranks")
     path = tmp_path / "v.h5"
-    recorder = VirtualRecorder(path, workload=work, window=4).__enter__()
-    train_virtually(work, recorder)  # 8 steps: four segments of two, not closed
-    assert recorder._store is not None
-    assert recorder._store._last is not None
-    recorder._store._last.result(10)
-    merged = merge(path.with_name("v.h5.segments"))
-    assert merged.trace.steps.iteration.tolist() == list(range(8))
-    assert not merged.trace.meta.complete
-    assert "was not closed: its record ends after iteration 7" in merged.missing[0]
-    recorder.close(merged=False)
+    recorder = VirtualRecorder(path, workload=work, save_every=3).__enter__()
+    train_virtually(work, recorder)  # 8 steps, not closed
+    with Trace.open(path) as trace:
+        assert trace.steps.iteration.tolist() == list(range(6))
+        assert not trace.meta.complete
+        assert "not at its end after 6 iterations" in trace.meta.missing
+    recorder.close()
+    with Trace.open(path) as trace:
+        assert trace.steps.iteration.tolist() == list(range(8))
+        assert trace.meta.complete

@@ -22,10 +22,16 @@ from moetraffic.trace import (
     Trace,
 )
 from moetraffic.trace.inference.inference import infer_schedule
+from moetraffic.trace.merge.rank_record import (
+    CALL,
+    STEP,
+    RankRecord,
+    Record,
+    join_ranks,
+    narrow,
+)
 from moetraffic.trace.model import ALL_TO_ALL, CLOCK, PLACEMENT, ROUTING
 from moetraffic.trace.panel import ArrayPanel
-from moetraffic.trace.segments.record import Record, gather_record
-from moetraffic.trace.segments.segment import EVENT, STEP, Segment
 
 ITERATIONS, LAYERS, RANKS, EXPERTS, ROW = 40, 2, 4, 8, 512
 
@@ -142,42 +148,37 @@ def make_trace(seed: int = 0, *, missing: tuple[int, int] | None = None) -> Trac
     )
 
 
-def as_segments(record: Record) -> list[Segment]:
-    """The segments of a record, with its iterations, sites, steps and placements."""
+def as_ranks(record: Record) -> list[RankRecord]:
+    """The records of all ranks, with common iterations, sites, steps and placements."""
     made = []
-    for number, segment in enumerate(record.segments):
-        mine = record.events[record.events["segment"] == number]
-        ended = record.steps[record.steps["segment"] == number]
-        used, local = np.unique(mine["site"], return_inverse=True)
-        events = np.zeros(len(mine), EVENT)
-        for name in EVENT.names or ():
-            events[name] = mine[name]
-        events["site"] = local
-        steps = np.zeros(len(ended), STEP)
+    for number, rank in record.ranks.items():
+        joined = record.calls[record.calls_of[number]]
+        ended = record.steps[record.steps["rank"] == number]
+        used, local = np.unique(joined["site"], return_inverse=True)
+        calls, steps = np.zeros(len(joined), CALL), np.zeros(len(ended), STEP)
+        for name in CALL.names or ():
+            calls[name] = joined[name]
+        calls["site"] = local
         for name in STEP.names or ():
             steps[name] = ended[name]
-        ours = [
-            segment.rank in record.groups[g].ranks for g in record.placements["group"]
-        ]
+        members = [number in record.groups[g].ranks for g in record.placements["group"]]
         made.append(
             replace(
-                segment,
+                rank,
                 meta=record.meta,
                 groups=record.groups,
                 sites=tuple(record.sites[n] for n in used.tolist()),
-                events=events,
+                calls=calls,
                 steps=steps,
-                kinds=tuple(ended["kind"].tolist()),
-                placements=record.placements[ours],
-                continued=bool(record.continued[number]),
+                placements=record.placements[members],
             )
         )
     return made
 
 
-def inferred(segments: list[Segment]) -> list[Segment]:
-    """Segments with the steps, layers and phases that are inferred from them."""
-    return as_segments(infer_schedule(gather_record(segments)))
+def inferred(records: list[RankRecord]) -> list[RankRecord]:
+    """Records with the steps, layers and phases that are inferred from them."""
+    return as_ranks(infer_schedule(join_ranks(records)))
 
 
 @pytest.fixture
@@ -221,7 +222,6 @@ class Play:
     trailing: bool = False  # parameters are gathered at a step's end
     links: bool = True
     told_layers: bool = False
-    window: int = 10_000  # calls of a segment
     seed: int = 0
 
 
@@ -284,38 +284,28 @@ class Rank:
         )
         self.call(site, 4096, (iteration, "", -1, ""))
 
-    def segments(self, window: int) -> list[Segment]:
-        parts = [
-            self.rows[a : a + window] for a in range(0, len(self.rows), window)
-        ] or [[]]
-        made = []
-        for index, part in enumerate(parts):
-            events = np.zeros(len(part), EVENT)
-            times = ("issue", "start", "end")
-            names = ("site", "sequence", *times, "payload", *FACTS)
-            for at, name in enumerate(names):
-                events[name] = [row[at + 1] for row in part]
-            events["iteration"] = -1
-            made.append(
-                Segment(
-                    rank=self.number,
-                    index=index,
-                    final=index == len(parts) - 1,
-                    node="node",
-                    meta=Meta(world=self.world),
-                    groups=tuple(self.groups),
-                    sites=tuple(self.sites),
-                    events=events,
-                    steps=np.zeros(0, STEP),
-                    kinds=(),
-                    splits={
-                        w: np.array(rows, np.int64).reshape(-1, 2, w)
-                        for w, rows in self.splits.items()
-                    },
-                    demand={8: np.array(self.demand, np.int32).reshape(-1, 2, 8)},
-                )
-            )
-        return made
+    def record(self) -> RankRecord:
+        """The record, without iterations and steps."""
+        calls = np.zeros(len(self.rows), CALL)
+        times = ("issue", "start", "end")
+        names = ("site", "sequence", *times, "payload", *FACTS)
+        for column, name in enumerate(names):
+            calls[name] = [row[column + 1] for row in self.rows]
+        calls["iteration"] = -1
+        return RankRecord(
+            rank=self.number,
+            node="node",
+            meta=Meta(world=self.world),
+            groups=tuple(self.groups),
+            sites=tuple(self.sites),
+            calls=calls,
+            steps=np.zeros(0, STEP),
+            splits={
+                w: narrow(np.array(rows, np.int64).reshape(-1, 2, w))
+                for w, rows in self.splits.items()
+            },
+            demand={8: narrow(np.array(self.demand, np.int64).reshape(-1, 2, 8))},
+        )
 
 
 class Theatre:
@@ -331,7 +321,7 @@ class Theatre:
         self.iteration = -1
         self.links = self.passes = 0
 
-    def run(self) -> tuple[list[Segment], dict[int, list[Label]]]:
+    def run(self) -> tuple[list[RankRecord], dict[int, list[Label]]]:
         play = self.play
         for rank in self.ranks:
             if play.warm_up:
@@ -351,8 +341,8 @@ class Theatre:
             self.train(skipped=step in play.skipped)
         if play.evaluate_every:
             self.evaluate()
-        segments = [s for r in self.ranks for s in r.segments(play.window)]
-        return segments, {r.number: r.truth for r in self.ranks}
+        records = [rank.record() for rank in self.ranks]
+        return records, {r.number: r.truth for r in self.ranks}
 
     @property
     def everyone(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Real training on gloo ranks, recorded; ``python rehearsals.py FOLDER NAME ...``.
 
-The segments are left as they are, for the tests to strip and find again.
+The logs are left as they are, for the tests to strip and find again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ def play(folder: Path, name: str, rank: int) -> int:
             folder / f"{name}.h5",
             workload=workload,
             groups=groups.by_kind(),
-            window=4,
         ).start()
         train(workload, recorder, groups=groups)
         recorder.close(merged=False)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.trace.segments.segment import STEP, Segment
+from moetraffic.trace.merge.rank_record import STEP, RankRecord
 
 from .conftest import Rank, inferred
 
@@ -380,24 +380,22 @@ class Play:
         self.calls.append(Call(step, kind, direction, phase, layer, label))
         self.marked.append(self.iteration)
 
-    def segments(self) -> list[Segment]:
-        """The record, with the marks of the steps that the program sets."""
-        made = []
-        for rank in self.ranks:
-            (segment,) = rank.segments(1 << 20)
-            if self.of.marks:
-                segment.events["iteration"] = self.marked
-                kinds = self.kinds
-                if self.of.marks == "optimizer":
-                    kinds = ["train"] * self.kinds.count("train")
-                steps = np.zeros(len(kinds), STEP)
-                steps["iteration"] = range(len(kinds))
-                steps["loss"], steps["tokens"] = np.nan, -1
-                if self.of.marks == "step":
-                    steps["loss"] = 1.0
-                segment = replace(segment, steps=steps, kinds=("train",) * len(kinds))
-            made.append(segment)
-        return made
+    def records(self) -> list[RankRecord]:
+        """The records, with the marks of the steps that the program sets."""
+        made = [rank.record() for rank in self.ranks]
+        if not self.of.marks:
+            return made
+        count = len(self.kinds)
+        if self.of.marks == "optimizer":
+            count = self.kinds.count("train")
+        steps = np.zeros(count, STEP)
+        steps["iteration"], steps["kind"] = range(count), "train"
+        steps["loss"], steps["tokens"] = np.nan, -1
+        if self.of.marks == "step":
+            steps["loss"] = 1.0
+        for record in made:
+            record.calls["iteration"] = self.marked
+        return [replace(record, steps=steps) for record in made]
 
 
 @dataclass
@@ -422,19 +420,15 @@ def judge(of: Schedule) -> Judgment:
     """Compare what is inferred of a program with what it did."""
     play = Play(of)
     play.run()
-    out = inferred(play.segments())
     judgment = Judgment()
-    for segment in out:
-        steps = true_steps(play, segment)
-        kind_of = dict(
-            zip(segment.steps["iteration"].tolist(), segment.kinds, strict=True)
-        )
-        for at, (event, call) in enumerate(
-            zip(segment.events, play.calls, strict=True)
-        ):
-            site = segment.sites[event["site"]]
-            where = f"rank {segment.rank} call {at} {call}"
-            step = int(event["iteration"])
+    for record in inferred(play.records()):
+        steps = true_steps(play, record)
+        columns = (record.steps[name].tolist() for name in ("iteration", "kind"))
+        kind_of = dict(zip(*columns, strict=True))
+        for at, (row, call) in enumerate(zip(record.calls, play.calls, strict=True)):
+            site = record.sites[row["site"]]
+            where = f"rank {record.rank} call {at} {call}"
+            step = int(row["iteration"])
             if steps is not None:
                 judgment.add("step", step, steps[at], -1, where)
                 if step in kind_of:
@@ -448,13 +442,13 @@ def judge(of: Schedule) -> Judgment:
     return judgment
 
 
-def true_steps(play: Play, segment: Segment) -> list[int] | None:
+def true_steps(play: Play, record: RankRecord) -> list[int] | None:
     """The steps of all calls; None where an evaluation is part of a marked step.
 
     An optimizer marks the step after an evaluation: that both are then one step was
     recorded, and is not inferred.
     """
-    found = segment.events["iteration"].tolist()
+    found = record.calls["iteration"].tolist()
     if play.of.marks and found == play.marked:
         return None
     return [call.step for call in play.calls]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.trace.merge.merging import merge_segments
+from moetraffic.trace.merge.merging import merge_records
 
 from .conftest import Rank
 
@@ -30,10 +30,10 @@ def bytes_by_micro_batch(
                         dtype="float32", row_bytes=4, label=(step, "", -1, ""),
                         link=(10 * step + m * (not shared)) if linked else -1,
                     )  # fmt: skip
-    segments = [rank.segments(window=100)[0] for rank in ranks]
-    for segment, rank in zip(segments, ranks, strict=True):
-        segment.events["iteration"] = [label[0] for label in rank.truth]
-    trace = merge_segments(segments, "made").trace
+    records = [rank.record() for rank in ranks]
+    for record, rank in zip(records, ranks, strict=True):
+        record.calls["iteration"] = [label[0] for label in rank.truth]
+    trace = merge_records(records, "made").trace
     found = []
     for phase in ("combine", "combine_grad"):
         matrices = [trace.matrix(1, 0, phase, micro_batch=m, of="wire") for m in (0, 1)]

@@ -11,38 +11,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetraffic.trace.merge.rank_record import STEP, RankRecord
 from moetraffic.trace.model import (
     PLACEMENT,
     ROUTING,
     Site,
 )
-from moetraffic.trace.segments.segment import STEP, Segment
 
 from .conftest import inferred
 
 
-def found(segments: list[Segment]) -> dict[int, list[Label]]:
+def found(records: list[RankRecord]) -> dict[int, list[Label]]:
     """What each call is said to be."""
-    told: dict[int, list[Label]] = {}
-    for segment in segments:
-        mine = told.setdefault(segment.rank, [])
-        for event in segment.events:
-            site = segment.sites[event["site"]]
-            mine.append((int(event["iteration"]), site.phase, site.layer, site.label))
-    return told
+    return {
+        record.rank: [_label(record, call) for call in record.calls]
+        for record in records
+    }
 
 
-def kinds(segments: list[Segment]) -> dict[int, list[str]]:
-    told: dict[int, list[str]] = {}
-    for segment in segments:
-        told.setdefault(segment.rank, []).extend(segment.kinds)
-    return told
+def _label(record: RankRecord, call: Any) -> Label:
+    site = record.sites[call["site"]]
+    return int(call["iteration"]), site.phase, site.layer, site.label
 
 
-def check(made: Any) -> list[Segment]:
+def kinds(records: list[RankRecord]) -> dict[int, list[str]]:
+    return {record.rank: record.steps["kind"].tolist() for record in records}
+
+
+def check(made: Any) -> list[RankRecord]:
     """Find a made-up run again."""
-    segments, truth = made.run()
-    out = inferred(segments)
+    records, truth = made.run()
+    out = inferred(records)
     told = found(out)
     for rank, labels in truth.items():
         wrong = [
@@ -74,7 +73,6 @@ PLAYS = st.fixed_dictionaries(
         "evaluated_loss": st.booleans(),
         "warm_up": st.booleans(),
         "links": st.booleans(),
-        "window": st.sampled_from([301, 10_000]),
         "seed": st.integers(0, 1000),
     }
 )
@@ -141,8 +139,8 @@ def test_made_up_runs_with_attention_are_found_again(
 
 
 def test_padded_layers_beside_attention_are_left_unnamed(theatre: Made) -> None:
-    segments, truth = theatre(even=True, attention=True, counts=False).run()
-    out = inferred(segments)
+    records, truth = theatre(even=True, attention=True, counts=False).run()
+    out = inferred(records)
     assert all(not s.phase and not s.label for x in out for s in x.sites)
     assert "cannot be distinguished" in out[0].meta.schedule
     # the steps are found all the same
@@ -155,10 +153,10 @@ def test_routers_tell_padded_experts_from_attention(theatre: Made) -> None:
 
 def test_a_routing_is_bound_to_the_group_of_its_dispatch(theatre: Made) -> None:
     out = check(theatre(stages=2, routers=True, layers=2))
-    for segment in out:
-        ranks = tuple(range(4)) if segment.rank < 4 else tuple(range(4, 8))
-        routed = [s for s in segment.sites if s.operation == ROUTING]
-        assert {segment.groups[s.group].ranks for s in routed} == {ranks}
+    for record in out:
+        ranks = tuple(range(4)) if record.rank < 4 else tuple(range(4, 8))
+        routed = [s for s in record.sites if s.operation == ROUTING]
+        assert {record.groups[s.group].ranks for s in routed} == {ranks}
         assert {s.label for s in routed} == {"router"}
 
 
@@ -166,102 +164,97 @@ def test_a_routing_reported_for_all_ranks_is_bound_to_the_group_of_its_dispatch(
     theatre: Made,
 ) -> None:
     """``capture.routing`` without a group reports it for the default group."""
-    segments, _ = theatre(stages=2, routers=True, layers=2).run()
+    records, _ = theatre(stages=2, routers=True, layers=2).run()
     reported = []
-    for segment in segments:
+    for record in records:
         sites = [
-            replace(s, label="") if s.operation == ROUTING else s for s in segment.sites
+            replace(s, label="") if s.operation == ROUTING else s for s in record.sites
         ]
-        reported.append(replace(segment, sites=sites))
-    for segment in inferred(reported):
-        ranks = tuple(range(4)) if segment.rank < 4 else tuple(range(4, 8))
-        routed = [s for s in segment.sites if s.operation == ROUTING]
-        assert {segment.groups[s.group].ranks for s in routed} == {ranks}
-        assert {s.layer for s in routed} == ({0, 1} if segment.rank < 4 else {2, 3})
+        reported.append(replace(record, sites=sites))
+    for record in inferred(reported):
+        ranks = tuple(range(4)) if record.rank < 4 else tuple(range(4, 8))
+        routed = [s for s in record.sites if s.operation == ROUTING]
+        assert {record.groups[s.group].ranks for s in routed} == {ranks}
+        assert {s.layer for s in routed} == ({0, 1} if record.rank < 4 else {2, 3})
 
 
 def test_placements_follow_a_routing_to_its_group(theatre: Made) -> None:
-    segments, _ = theatre(stages=2, routers=True, layers=1).run()
+    records, _ = theatre(stages=2, routers=True, layers=1).run()
     world = tuple(range(8))
     given_rows = []
-    for segment in segments:
-        group = next(n for n, g in enumerate(segment.groups) if g.ranks == world)
-        rows = [(group, segment.rank // 4, e, 0, e, 0) for e in range(8)]
-        given_rows.append(replace(segment, placements=np.array(rows, PLACEMENT)))
-    for segment in inferred(given_rows):
-        first = segment.rank // 4 * 4
-        assert segment.placements["rank"].tolist() == [first + e // 2 for e in range(8)]
-        (number,) = set(segment.placements["group"].tolist())
-        assert segment.groups[number].ranks == tuple(range(first, first + 4))
+    for record in records:
+        group = next(n for n, g in enumerate(record.groups) if g.ranks == world)
+        rows = [(group, record.rank // 4, e, 0, e, 0) for e in range(8)]
+        given_rows.append(replace(record, placements=np.array(rows, PLACEMENT)))
+    for record in inferred(given_rows):
+        first = record.rank // 4 * 4
+        assert record.placements["rank"].tolist() == [first + e // 2 for e in range(8)]
+        (number,) = set(record.placements["group"].tolist())
+        assert record.groups[number].ranks == tuple(range(first, first + 4))
+
+
+def marked(
+    records: list[RankRecord], iterations: dict[int, list[int]], count: int, loss: float
+) -> list[RankRecord]:
+    """Records with marked training steps, to which the calls belong."""
+    steps = np.zeros(count, STEP)
+    steps["iteration"], steps["kind"] = range(count), "train"
+    steps["loss"], steps["tokens"] = loss, -1
+    made = []
+    for record in records:
+        calls = record.calls.copy()
+        calls["iteration"] = iterations[record.rank]
+        made.append(replace(record, calls=calls, steps=steps.copy()))
+    return made
 
 
 def test_steps_of_an_optimizer_do_not_hide_evaluations(theatre: Made) -> None:
     """An optimizer marks its own steps: an evaluation stands in the step after it."""
     made = theatre(evaluate_every=2, evaluated=2)
-    play = made.play
-    segments, truth = made.run()
+    records, truth = made.run()
     ends = [k != "evaluation" for k in made.kinds]
     number = np.cumsum([0, *ends])[:-1]  # the step in which each stands
-    marked = []
-    for segment in segments:
-        events = segment.events.copy()
-        events["iteration"] = [number[x[0]] for x in truth[segment.rank]]
-        steps = np.zeros(play.steps, STEP)
-        steps["iteration"], steps["loss"] = range(play.steps), np.nan
-        steps["tokens"] = -1
-        marked.append(
-            replace(segment, events=events, steps=steps, kinds=("train",) * play.steps)
-        )
-    out = inferred(marked)
+    of_calls = {rank: [number[x[0]] for x in told] for rank, told in truth.items()}
+    out = inferred(marked(records, of_calls, made.play.steps, np.nan))
     assert found(out) == truth
     assert kinds(out)[0] == made.kinds
     # what a program says of its steps stays
-    told = [replace(s, steps=s.steps.copy()) for s in marked]
-    for segment in told:
-        segment.steps["loss"] = 1.0
+    told = marked(records, of_calls, made.play.steps, 1.0)
     out = inferred(told)
-    assert [s.steps["loss"].tolist() for s in out] == [[1.0] * play.steps] * 4
+    assert [r.steps["loss"].tolist() for r in out] == [[1.0] * made.play.steps] * 4
     assert all(
-        (a.events["iteration"] == b.events["iteration"]).all()
+        (a.calls["iteration"] == b.calls["iteration"]).all()
         for a, b in zip(out, told, strict=True)
     )
 
 
 def test_marked_steps_are_told_by_what_they_lack(theatre: Made) -> None:
     made = theatre(evaluate_every=2)
-    segments, truth = made.run()
-    last = len(made.kinds)
-    marked = []
-    for segment in segments:
-        events = segment.events.copy()
-        events["iteration"] = [x[0] for x in truth[segment.rank]]
-        steps = np.zeros(last + 1, STEP)
-        steps["iteration"], steps["loss"] = range(last + 1), 2.0
-        told = ("train",) * (last + 1)
-        marked.append(replace(segment, events=events, steps=steps, kinds=told))
-    out = inferred(marked)
+    records, truth = made.run()
+    of_calls = {rank: [x[0] for x in told] for rank, told in truth.items()}
+    out = inferred(marked(records, of_calls, len(made.kinds) + 1, 2.0))
     assert kinds(out)[3] == [*made.kinds, "skipped"]
     assert found(out) == truth
 
 
 def test_what_was_told_stays(theatre: Made) -> None:
-    segments, truth = theatre().run()
-    again = inferred(inferred(segments))
+    records, truth = theatre().run()
+    again = inferred(inferred(records))
     assert found(again) == truth
 
 
 def test_a_record_that_ends_in_a_step_does_not_say_that_it_ended(theatre: Made) -> None:
-    segments, truth = theatre(steps=5, warm_up=True).run()
-    cut = [replace(s, events=s.events[:-7]) for s in segments]
+    records, truth = theatre(steps=5, warm_up=True).run()
+    cut = [replace(s, calls=s.calls[:-7]) for s in records]
     out = inferred(cut)
-    for segment in out:
-        assert segment.steps["iteration"].tolist() == [0, 1, 2, 3]
-        assert found(out)[segment.rank] == truth[segment.rank][:-7]
+    for record in out:
+        assert record.steps["iteration"].tolist() == [0, 1, 2, 3]
+        assert found(out)[record.rank] == truth[record.rank][:-7]
 
 
 def test_ranks_that_end_apart_agree(theatre: Made) -> None:
-    segments, truth = theatre(steps=6).run()
-    cut = [replace(s, events=s.events[: len(s.events) - 40 * s.rank]) for s in segments]
+    records, truth = theatre(steps=6).run()
+    cut = [replace(s, calls=s.calls[: len(s.calls) - 40 * s.rank]) for s in records]
     out = found(inferred(cut))
     for rank, mine in out.items():
         assert mine == truth[rank][: len(mine)]
@@ -292,9 +285,9 @@ def test_gradients_reduced_on_the_way_back(record: Any, deferred: bool) -> None:
                     row_bytes=4,
                 )
                 rank.call(site, 4096, (step, "", -1, ""))
-    (out,) = inferred(rank.segments(window=10_000))
-    assert out.events["iteration"].tolist() == [x[0] for x in rank.truth]
-    assert out.kinds == ("train",) * 8
+    (out,) = inferred([rank.record()])
+    assert out.calls["iteration"].tolist() == [x[0] for x in rank.truth]
+    assert out.steps["kind"].tolist() == ["train"] * 8
 
 
 def test_a_program_without_a_backward_repeats_itself(record: Any) -> None:
@@ -303,8 +296,8 @@ def test_a_program_without_a_backward_repeats_itself(record: Any) -> None:
         for _ in range(4):
             rank.other("all_gather", (0, 1), step)
         rank.other("broadcast", (0, 1), step)
-    (out,) = inferred(rank.segments(window=10_000))
-    assert out.events["iteration"].tolist() == [x[0] for x in rank.truth]
+    (out,) = inferred([rank.record()])
+    assert out.calls["iteration"].tolist() == [x[0] for x in rank.truth]
 
 
 def test_a_part_of_a_call_is_counted_as_one(record: Any) -> None:
@@ -314,7 +307,7 @@ def test_a_part_of_a_call_is_counted_as_one(record: Any) -> None:
         (0, 1, 2, 3), [3, 1, 2, 0], [1, 5, 2, 2], dtype="float32", row_bytes=64,
         label=(-1, "", -1, ""),
     )  # fmt: skip
-    (out,) = inferred(record.segments(window=10_000))
+    (out,) = inferred([record.record()])
     assert "1 of 1 all-to-alls without annotation" in out.meta.schedule
 
 
@@ -328,8 +321,8 @@ def test_layers_alone_are_no_steps(record: Any) -> None:
             (0, 1), sent, received, dtype="float32", row_bytes=64,
             label=(-1, "", -1, ""),
         )  # fmt: skip
-    (out,) = inferred(rank.segments(window=10_000))
-    assert (out.events["iteration"] == -1).all()
+    (out,) = inferred([rank.record()])
+    assert (out.calls["iteration"] == -1).all()
     assert len(out.steps) == 0
     assert "steps could not be inferred" in out.meta.schedule
 
@@ -338,19 +331,3 @@ def test_layers_alone_are_no_steps(record: Any) -> None:
 @given(play=PLAYS)
 def test_many_made_up_runs_are_found_again(theatre: Made, play: dict[str, Any]) -> None:
     check(theatre(**possible(play)))
-
-
-def test_what_was_written_before_the_first_mark_is_of_the_first_step(
-    theatre: Made,
-) -> None:
-    segments, truth = theatre(window=20).run()
-    marked = []
-    for segment in segments:
-        first = 20 * segment.index
-        events = segment.events.copy()
-        mine = [x[0] for x in truth[segment.rank]][first : first + 20]
-        if segment.index:
-            events["iteration"] = mine
-        marked.append(replace(segment, events=events))
-    assert truth[0][19][0] == 0  # all of the first window
-    assert found(inferred(marked)) == truth

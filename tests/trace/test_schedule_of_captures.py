@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.trace.inference.step_markers import number_early_calls
-from moetraffic.trace.merge.merging import merge_segments
+from moetraffic.trace.merge.log_format import ranks_of
+from moetraffic.trace.merge.merging import merge_records
+from moetraffic.trace.merge.rank_log import read_rank
+from moetraffic.trace.merge.rank_record import RankRecord, Record, join_ranks
 from moetraffic.trace.model import ALL_TO_ALL, PHASES, ROUTING
-from moetraffic.trace.segments.record import Record, gather_record
-from moetraffic.trace.segments.segment import Segment, read_segment
 
-from .conftest import as_segments, inferred
+from .conftest import as_ranks, inferred
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +32,10 @@ LONG = (
 @pytest.fixture(scope="session")
 def rehearsed(
     once: Callable[[str, Callable[[Path], None]], Path],
-) -> Callable[[str], list[Segment]]:
-    """``rehearsed(name)``: the segments of a scene of ``rehearsals.py``."""
+) -> Callable[[str], list[RankRecord]]:
+    """``rehearsed(name)``: the records of a scene of ``rehearsals.py``."""
 
-    def play(name: str) -> list[Segment]:
+    def play(name: str) -> list[RankRecord]:
         def make(folder: Path) -> None:
             script = Path(__file__).with_name("rehearsals.py")
             names = QUICK if name in QUICK else (name,)
@@ -49,64 +49,65 @@ def rehearsed(
             assert ran.returncode == 0, ran.stderr[-4000:]
 
         folder = once("quick" if name in QUICK else name, make)
-        found = sorted(folder.glob(f"{name}.h5.segments/rank-*/segment-*.h5"))
-        # a window may be written before the first step has ended
-        segments = [read_segment(path) for path in found]
-        return as_segments(_with_blocks(number_early_calls(gather_record(segments))))
+        logs = folder / f"{name}.h5.logs"
+        records = [read_rank(logs, rank) for rank in ranks_of(logs)]
+        return as_ranks(_with_blocks(join_ranks(records)))
 
     return play
 
 
 def _with_blocks(record: Record) -> Record:
     """The calling blocks that the hook finds where nothing is annotated."""
-    events = record.events.copy()
+    calls = record.calls.copy()
     forward = [(s.phase, s.direction) == ("dispatch", "forward") for s in record.sites]
     sent = record.site_mask(forward)
-    layer = np.array([s.layer for s in record.sites])[events["site"]]
-    of_ranks = np.unique(np.stack([events["rank"], layer])[:, sent], axis=1)
+    layer = np.array([s.layer for s in record.sites])[calls["site"]]
+    of_ranks = np.unique(np.stack([calls["rank"], layer])[:, sent], axis=1)
     for rank, n in of_ranks.T.tolist():
-        mine = np.flatnonzero(sent & (events["rank"] == rank) & (layer == n))
-        events["block"][mine] = 2 * n + 2 + np.arange(len(mine)) % 2
-    return replace(record, events=events)
+        mine = np.flatnonzero(sent & (calls["rank"] == rank) & (layer == n))
+        calls["block"][mine] = 2 * n + 2 + np.arange(len(mine)) % 2
+    return replace(record, calls=calls)
 
 
-def stripped(segment: Segment, *, links: bool, routing: bool, marks: bool) -> Segment:
+def stripped(
+    record: RankRecord, *, links: bool, routing: bool, marks: bool
+) -> RankRecord:
     """The same calls of somebody's program that says nothing."""
     sites = tuple(
         replace(s, phase="", label="", layer=s.layer if s.operation == ROUTING else -1)
-        for s in segment.sites
+        for s in record.sites
     )
-    events = segment.events.copy()
+    kept = record.calls.copy()
     if not links:
-        events["link"] = -1
+        kept["link"] = -1
     if not routing:
         seen = np.array([s.operation != ROUTING for s in sites], bool)
-        events = events[seen[events["site"]]]
+        kept = kept[seen[kept["site"]]]
     bare = replace(
-        segment,
-        meta=replace(segment.meta, workload="", experts=0),
-        groups=tuple(replace(g, kind="other") for g in segment.groups),
+        record,
+        meta=replace(record.meta, workload="", experts=0),
+        groups=tuple(replace(g, kind="other") for g in record.groups),
         sites=sites,
-        events=events,
+        calls=kept,
     )
     if marks:
         return bare
-    events["iteration"] = -1
-    return replace(bare, steps=segment.steps[:0], kinds=())
+    kept["iteration"] = -1
+    return replace(bare, steps=record.steps[:0])
 
 
-def calls(segments: list[Segment], *, routing: bool) -> list[tuple[Any, ...]]:
+def calls(records: list[RankRecord], *, routing: bool) -> list[tuple[Any, ...]]:
     """What is said of each call of each rank, in order."""
     told = []
-    for segment in segments:
-        for event in segment.events:
-            site = segment.sites[event["site"]]
+    for record in records:
+        for call in record.calls:
+            site = record.sites[call["site"]]
             name: tuple[Any, ...] = ()
             if site.operation == ALL_TO_ALL:
                 name = (site.phase, site.layer, site.label)
             elif site.operation == ROUTING and not routing:
                 continue
-            told.append((segment.rank, int(event["iteration"]), site.operation, *name))
+            told.append((record.rank, int(call["iteration"]), site.operation, *name))
     return told
 
 
@@ -116,7 +117,7 @@ def by_ordinal(told: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [(*t[:4], layers.index(t[4]), t[5]) if len(t) > 3 else t for t in told]
 
 
-def check(original: list[Segment]) -> None:
+def check(original: list[RankRecord]) -> None:
     for links in (True, False):
         for routing in (True, False):
             for marks in (True, False):
@@ -135,7 +136,7 @@ def check(original: list[Segment]) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_what_our_models_say_is_found_again(
-    name: str, rehearsed: Callable[[str], list[Segment]]
+    name: str, rehearsed: Callable[[str], list[RankRecord]]
 ) -> None:
     check(rehearsed(name))
 
@@ -143,19 +144,19 @@ def test_what_our_models_say_is_found_again(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
 def test_what_all_our_models_say_is_found_again(
-    name: str, rehearsed: Callable[[str], list[Segment]]
+    name: str, rehearsed: Callable[[str], list[RankRecord]]
 ) -> None:
     check(rehearsed(name))
 
 
 def test_matrices_are_those_of_the_run_that_said_everything(
-    rehearsed: Callable[[str], list[Segment]],
+    rehearsed: Callable[[str], list[RankRecord]],
 ) -> None:
     original = rehearsed("dropped")
-    whole = merge_segments(original, "told").trace
+    whole = merge_records(original, "told").trace
     bare = [stripped(s, links=False, routing=True, marks=False) for s in original]
     # only the hook on the routers and the group's kind say more than the calls
-    merged = merge_segments(bare, "found")
+    merged = merge_records(bare, "found")
     assert merged.contradictions == ()
     found = merged.trace
     assert whole.meta.schedule == ""

@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from moetraffic.capture.annotate import CallContext
-from moetraffic.capture.record_format import ROUTED
-from moetraffic.capture.records.encoder import Encoder
-from moetraffic.capture.records.record_tables import SiteTable
 from moetraffic.data import path
 from moetraffic.interop import import_trace
 from moetraffic.interop.export import export_trace
 from moetraffic.interop.export.exporter import ExportOptions
 from moetraffic.report.results.overview import overview, sentence
-from moetraffic.trace import PHASES, ROUTING, Group, Site, Source, Trace
-from moetraffic.trace.merge.merging import merge_segments
+from moetraffic.trace import PHASES, ROUTING, Site, Source, Trace
+from moetraffic.trace.merge import log_format as log
+from moetraffic.trace.merge.merging import merge_records
+from moetraffic.trace.merge.rank_log import read_rank
+from moetraffic.trace.merge.rank_record import RankRecord
 from moetraffic.trace.model import SiteNumbers
 from moetraffic.trace.provenance import source_clause, source_counts
-from moetraffic.trace.segments.segment import (
-    Segment,
-    rank_folder,
-    read_segment,
-    write_segment,
-)
+from tests.watch.logs import LAYERS, RankWriter, record
 
 from .conftest import make_trace
-from .merge.test_merging import WINDOWS, make
+from .merge.test_merging import make
 
 UNKNOWN, GUESSED, LINKED, STATED = Source
 
 
-def windows(rank: int, source: Source) -> list[Segment]:
-    """The segments of a rank, whose sites and steps have the given source."""
-    made = []
-    for index in range(WINDOWS):
-        segment = make(rank, index)
-        steps = segment.steps.copy()
-        steps["source"] = source
-        sites = tuple(replace(s, source=source) for s in segment.sites)
-        made.append(replace(segment, sites=sites, steps=steps))
-    return made
+def sourced_record(rank: int, source: Source) -> RankRecord:
+    """The record of a rank, whose sites and steps have the given source."""
+    record = make(rank)
+    record.steps["source"] = source
+    return replace(record, sites=tuple(replace(s, source=source) for s in record.sites))
 
 
 def test_sites_that_differ_in_their_sources_are_one_site_with_the_weakest() -> None:
@@ -56,8 +46,9 @@ def test_sites_that_differ_in_their_sources_are_one_site_with_the_weakest() -> N
 
 
 def test_a_merge_keeps_the_weakest_source_of_the_ranks() -> None:
-    whole = merge_segments([*windows(0, STATED), *windows(1, STATED)], "run").trace
-    mixed = merge_segments([*windows(0, STATED), *windows(1, LINKED)], "run").trace
+    stated, linked = sourced_record(0, STATED), sourced_record(1, LINKED)
+    whole = merge_records([stated, sourced_record(1, STATED)], "run").trace
+    mixed = merge_records([stated, linked], "run").trace
     assert whole.sites == mixed.sites
     assert {s.source for s in whole.sites} == {STATED}
     assert {s.source for s in mixed.sites} == {LINKED}
@@ -66,42 +57,39 @@ def test_a_merge_keeps_the_weakest_source_of_the_ranks() -> None:
 
 
 def test_what_the_order_of_the_calls_implies_is_inferred() -> None:
-    def bare(segment: Segment) -> Segment:
+    def bare(record: RankRecord) -> RankRecord:
         sites = [
             replace(s, source=LINKED)
             if s.operation == ROUTING
             else replace(s, phase="", layer=-1, source=UNKNOWN)
-            for s in segment.sites
+            for s in record.sites
         ]
-        return replace(segment, sites=tuple(sites))
+        return replace(record, sites=tuple(sites))
 
-    segments = [bare(s) for rank in (0, 1) for s in windows(rank, STATED)]
-    trace = merge_segments(segments, "run").trace
+    records = [bare(sourced_record(rank, STATED)) for rank in (0, 1)]
+    trace = merge_records(records, "run").trace
     by_name = {s.phase or s.operation: s.source for s in trace.sites}
     assert by_name == {ROUTING: LINKED} | dict.fromkeys(PHASES, GUESSED)
     assert (trace.steps.source == STATED).all()
 
 
 def test_steps_that_the_calls_imply_are_inferred() -> None:
-    def unmarked(segment: Segment) -> Segment:
-        """The calls of a segment, with a norm of gradients after each step."""
-        steps = segment.events.reshape(-1, 5)
+    def unmarked(record: RankRecord) -> RankRecord:
+        """The calls of a record, with a norm of gradients after each step."""
+        steps = record.calls.reshape(-1, 5)
         norm = steps[:, -1:].copy()
         norm["site"], norm["payload"], norm["transposed"] = 5, 8, 0
         norm["issue"], norm["end"] = norm["issue"] + 1, norm["end"] + 1
-        events = np.concatenate([steps, norm], axis=1).reshape(-1)
-        called = events["sequence"] >= 0
-        first = 5 * segment.index * len(steps)
-        events["sequence"][called] = first + np.arange(called.sum())
-        events["iteration"] = -1
+        calls = np.concatenate([steps, norm], axis=1).reshape(-1)
+        collective = calls["sequence"] >= 0
+        calls["sequence"][collective] = np.arange(collective.sum())
+        calls["iteration"] = -1
         site = Site(group=0, operation="all_reduce", dtype="float64")
-        sites = (*segment.sites, site)
-        return replace(
-            segment, events=events, sites=sites, steps=segment.steps[:0], kinds=()
-        )
+        sites = (*record.sites, site)
+        return replace(record, calls=calls, sites=sites, steps=record.steps[:0])
 
-    segments = [unmarked(s) for rank in (0, 1) for s in windows(rank, UNKNOWN)]
-    steps = merge_segments(segments, "run").trace.steps
+    records = [unmarked(sourced_record(rank, UNKNOWN)) for rank in (0, 1)]
+    steps = merge_records(records, "run").trace.steps
     assert len(steps.iteration)
     assert (steps.source == GUESSED).all()
 
@@ -115,11 +103,6 @@ def test_files_keep_sources(tmp_path: Path) -> None:
     with Trace.open(tmp_path / "run.h5") as read:
         assert [s.source for s in read.sites] == [s.source for s in sites]
         assert read.steps.source.tolist() == steps.source.tolist()
-    segment = windows(0, LINKED)[0]
-    rank_folder(tmp_path, 0).mkdir()
-    read_back = read_segment(write_segment(segment, tmp_path))
-    assert {s.source for s in read_back.sites} == {LINKED}
-    assert read_back.steps["source"].tolist() == [LINKED] * len(segment.steps)
 
 
 def test_a_capture_without_annotations_says_how_it_was_named() -> None:
@@ -142,30 +125,27 @@ def sourced() -> Trace:
     return trace.replaced(sites=sites, steps=replace(steps, source=source))
 
 
-def test_a_hook_links_and_a_program_annotates() -> None:
-    table = SiteTable()
-    group = table.add_group(Group(kind="ep", ranks=(0, 1)))
+def test_a_hook_links_and_a_program_annotates(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path, 0)
     contexts = [
-        CallContext(3, "dispatch", ""),
-        CallContext(3, "", "", linked=True),
-        CallContext(-1, "", "gradient_sync"),
-        CallContext(-1, "", "", linked=True),
-        CallContext(),
+        (3, "dispatch", "", False, 0),
+        (3, "", "", True, 0),
+        (-1, "", "gradient_sync", False, 0),
+        (-1, "", "", True, 0),
+        (-1, "", "", False, 0),
     ]
-    for number, context in enumerate(contexts):
-        place = [context.layer, context.phase, context.label, context.linked]
-        operation = "all_to_all" if number < 4 else "all_reduce"
-        table.at(operation, group, place, "forward", "float32", 4)
-    sources = [STATED, LINKED, STATED, UNKNOWN, UNKNOWN]
-    assert [s.source for s in table.sites] == sources
-    # a routing that a hook reported carries the hook's label
-    encoder, words = Encoder(), list[int]()
-    for label in ("", "router"):
-        encoder.encode(
-            (ROUTED, 0, "g", 1, label, 0, 0, True, [1, 2], None, None), words
-        )
-    places = [d["name"] for d in encoder.definitions() if d["define"] == "place"]
-    assert places == [[-1, "", "", False, 0], [-1, "", "router", True, 0]]
+    with writer.path.open("ab") as file:
+        file.write(log.message({"define": [("context", c) for c in contexts]}))
+    words = array("q")
+    for number in range(len(contexts)):
+        operation = log.OPERATIONS.index("all_reduce")
+        call = [number, 0, operation, 0, LAYERS + number, 0, 0, 0, 1, -1, -1, -1, -1]
+        words.extend(record(log.CALL, [*call, 64, 4, 0, 0, 0, 0]))
+    writer.append(words)
+    writer.close()
+    # a hook that knows neither layer nor phase links nothing
+    sources = [STATED, LINKED, STATED, UNKNOWN]
+    assert [s.source for s in read_rank(tmp_path, 0).sites] == sources
 
 
 def test_a_capture_states_its_sources(captured: Path) -> None:

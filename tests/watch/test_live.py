@@ -27,7 +27,7 @@ from moetraffic.trace import Trace
 from moetraffic.trace.model import Source
 from moetraffic.watch import Snapshot, watch_run
 
-from . import windows
+from .logs import routed, write_run
 
 ROOT = Path(__file__).parents[2]
 STEPS = 14
@@ -45,7 +45,7 @@ dist.init_process_group(
 )
 generator = torch.Generator().manual_seed(rank)
 shares = torch.tensor([0.4, 0.3, 0.2, 0.1])
-with Recorder(folder / "run.h5", k=1, window=4) as recorder:
+with Recorder(folder / "run.h5", k=1) as recorder:
     for step in range(14):
         for layer in (1, 3):
             experts = torch.multinomial(shares, 200, True, generator=generator)
@@ -139,7 +139,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         for r in range(2)
     ]
     try:
-        # the ranks wait in their tenth step; windows have two steps
+        # the ranks wait in their tenth step
         deadline = time.monotonic() + 150
         while not len(snapshots[-1].iteration) or snapshots[-1].iteration[-1] < 7:
             assert time.monotonic() < deadline, snapshots[-1]
@@ -265,8 +265,7 @@ def test_prometheus_and_tensorboard_read_what_was_written(seen: Seen) -> None:
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
     path = tmp_path / "run.h5"
-    for rank in range(2):
-        windows.put(path.with_name("run.h5.segments"), rank, 0, range(6))
+    write_run(path.with_name("run.h5.logs"), 6)
     return path
 
 
@@ -278,14 +277,14 @@ def test_once_prints_tables_lines_or_json(
     assert "0 to 5 (6 steps)" in shown
     assert "noise floor" in shown
     assert "probability of at most 1e-09" in shown
-    # the folder of segments is as good a name
-    segments = str(recording) + ".segments"
+    # the folder of logs is as good a name
+    logs = str(recording) + ".logs"
     prom = tmp_path / "x.prom"
-    command = ["watch", segments, "--once", "--json", "--metrics", str(prom)]
+    command = ["watch", logs, "--once", "--json", "--metrics", str(prom)]
     assert main(command) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (told["state"], told["iterations"]) == ("recording", list(range(6)))
-    loads = [sum(windows.routed(r, s, 1) for r in range(2) for s in range(6))]
+    loads = [sum(routed(r, s, 1) for r in range(2) for s in range(6))]
     assert told["layers"][1]["load"] == loads[0].tolist()
     text = prom.read_text()
     assert 'rank_load_ratio{expert="0"' not in text
@@ -299,13 +298,13 @@ def test_once_prints_tables_lines_or_json(
 
 
 def test_a_log_has_a_line_per_interval(
-    recording: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    segments = recording.with_name("run.h5.segments")
-    monkeypatch.setattr(time, "sleep", lambda _: windows.close(segments, 0, 1))
-    assert main(["watch", str(recording), "--interval", "0.1"]) == 0
+    writers = write_run(tmp_path / "run.h5.logs", 6)
+    monkeypatch.setattr(time, "sleep", lambda _: [w.close() for w in writers])
+    assert main(["watch", str(tmp_path / "run.h5"), "--interval", "0.1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
         "step 5, 2 of 2 ranks, iteration time 1 ms (median), largest max/mean of a step"

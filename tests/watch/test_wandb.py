@@ -13,7 +13,7 @@ import pytest
 from moetraffic.cli import main
 from moetraffic.watch import watch_run
 
-from . import windows
+from .logs import write_run
 
 pytestmark = pytest.mark.slow  # wandb starts a process of its own
 
@@ -46,8 +46,7 @@ def test_each_step_is_logged_once(
     ):
         monkeypatch.setenv(f"WANDB_{name}", value)
     path = tmp_path / "run.h5"
-    for rank in range(2):
-        windows.put(path.with_name("run.h5.segments"), rank, 0, range(6))
+    write_run(path.with_name("run.h5.logs"), 6)
     assert main(["watch", str(path), "--once", "--wandb", "moe"]) == 0
     (snapshot,) = watch_run(path, follow=False)
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")

@@ -5,57 +5,60 @@ are observed in Python (``Work.wait``) and for functional collectives (``wait_te
 Collectives that only C++ code waits for (DDP's reducer) are found as completed works
 without an observed wait.  Their end is their completion, which a callback reports, of
 the first calls of a kind as well: these keep it until it is known who waits.
+
 On CUDA a wait orders streams and returns at once: there, an event before the call and
-one after the wait are recorded on the calling stream.  A background thread queries
-whether the device has completed them, and converts their distance from a base event
-into host times.  The start is the time at which the stream reaches the call, a lower
-bound of the start of the collective; the end is the time at which the stream can
-continue with the result.  Nothing here synchronizes with the training's streams.
+one after the wait are recorded on the calling stream.  The thread that writes the
+records queries whether the device has completed them, and converts their distance from
+a base event into host times.  The start is the time at which the stream reaches the
+call, a lower bound of the start of the collective; the end is the time at which the
+stream can continue with the result.  Nothing here waits for the training's streams.
 """
 
 from __future__ import annotations
 
 import contextlib
+import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
-from moetraffic.capture.record_format import END
+from moetraffic.trace.merge.log_format import END, RAISED
 from moetraffic.trace.model import UNKNOWN_TIME
 
-from .call_recording import KEY, SynchronousCall, now_ns
+from .calls import KEY, now_ns
 
-Entry = tuple[Any, int, int, Any, int]  # work, number, kind, event before, output
 SWEEP = 16  # works without a wait after which completed ones are dropped
-_unbox = dist.Work.unbox
-Put = Callable[[tuple[Any, ...]], None]
-
-
+SETTLE_NS = 2_000_000_000
+"""Maximum time that the end of a capture waits for callbacks of pending works."""
 REBASE_NS = 5_000_000_000
 """Maximum age of the base event: the time between two events is a float32 in
 milliseconds, whose resolution is 1 us up to 16 s."""
+
+Put = Callable[[bytes], object]
+pack_end = struct.Struct("5q").pack
+_unbox = dist.Work.unbox
 
 
 class DeviceClock:
     """Converter of CUDA event times to times of the host clock.
 
-    It calls ``put`` with ``(END, number, start, end)``, times in ns of the host clock.
+    It calls ``put`` with END records.  The compiled hook converts its own.
     """
 
     def __init__(self, put: Put, cuda: Any = torch.cuda) -> None:
         self._put, self._cuda = put, cuda
-        self._waiting: deque[tuple[int, Any, Any]] = deque()
-        self._base: tuple[Any, int] | None = None
-        self._side: Any = None
-        self.error_ns = 0  # maximum error of the base event's time
+        self._calls: deque[tuple[int, Any, Any]] = deque()
+        # by device: an event and its time on the host
+        self._bases: dict[Any, tuple[Any, int]] = {}
 
-    def before(self) -> Any:
+    def event(self) -> Any:
         """Record an event on the current stream; None during CUDA graph capture."""
         if self._cuda.is_current_stream_capturing():
             return None  # the event would become part of the graph
@@ -63,71 +66,74 @@ class DeviceClock:
         event.record()
         return event
 
-    def ahead_of(self, tensor: torch.Tensor | None) -> Any:
-        """Record an event before a call if the tensor is on a CUDA device."""
-        return None if tensor is None or not tensor.is_cuda else self.before()
-
     def ended(self, number: int, before: Any) -> None:
         """Record an event after the call that was preceded by the event ``before``."""
-        after = self.before()
+        after = self.event()
         if after is not None:
-            self._waiting.append((number, before, after))
+            self._calls.append((number, before, after))
 
     def resolve(self) -> None:
         """Report start and end times of the calls that the device has completed."""
-        if not self._waiting:
-            return
-        if self._base is None or now_ns() - self._base[1] > REBASE_NS:
-            self._rebase()
-        assert self._base is not None
-        event, at = self._base
-        while self._waiting and self._waiting[0][2].query():
-            number, before, after = self._waiting.popleft()
+        for _ in range(len(self._calls)):
+            # a call whose device has failed is lost
+            number, before, after = call = self._calls.popleft()
+            if not after.query():
+                self._calls.appendleft(call)
+                return
+            event, base_ns = self._base(after.device)
             start, end = (
-                at + round(event.elapsed_time(e) * 1e6) for e in (before, after)
+                base_ns + round(event.elapsed_time(e) * 1e6) for e in (before, after)
             )
-            self._put((END, number, start, end))
+            self._put(pack_end(END, 5, number, start, end))
 
-    def _rebase(self) -> None:
-        # on a separate idle stream the event completes at once, regardless of the work
-        # queued on the training's streams
-        if self._side is None:
-            self._side = self._cuda.Stream()
-        event = self._cuda.Event(enable_timing=True)
-        began = now_ns()
-        event.record(self._side)
-        event.synchronize()
-        done = now_ns()
-        self._base = (event, (began + done) // 2)
-        self.error_ns = max(self.error_ns, (done - began + 1) // 2)
-
-
-SETTLE_NS = 2_000_000_000
-"""Maximum time that the end of a capture waits for callbacks of pending works."""
+    def _base(self, device: Any) -> tuple[Any, int]:
+        base = self._bases.get(device)
+        if base is None or now_ns() - base[1] > REBASE_NS:
+            with self._cuda.device(device):
+                # on an idle stream the event completes at once, whatever the training
+                # has queued
+                event, side = self._cuda.Event(enable_timing=True), self._cuda.Stream()
+                began = now_ns()
+                event.record(side)
+                event.synchronize()
+                base = self._bases[device] = event, (began + now_ns()) // 2
+        return base
 
 
-def _future(work: Any) -> Any:
-    """Return the future of a work; None: sends and receives of gloo have none."""
-    try:
-        return work.get_future()
-    except RuntimeError:  # "not implemented", of torch's base class
-        return None
+class SynchronousCall(threading.local):
+    """Thread-local number and work of the last call, if the caller waits for it next.
+
+    Another call ends it: the work of a call that is never waited for is not kept alive.
+    """
+
+    call: tuple[int, Any] | None = None
+
+
+class LaunchedCall(NamedTuple):
+    """A call whose result has not been waited for."""
+
+    work: Any
+    number: int
+    kind: int  # operation and pass: calls of one kind are waited for in the same way
+    before: Any  # event before the call on a device, else None
+    output: int  # data pointer, 0 for none
 
 
 class CompletionTracker:
     """Tracker of launched collectives until the program waits for their results.
 
-    It calls ``put`` with ``(END, number, start, end)``, times in ns; ``native`` is the
-    compiled hook, if it records the calls.
+    It calls ``put`` with END and RAISED records; ``native`` is the compiled hook, if it
+    records the calls.
     """
 
     def __init__(
         self, put: Put, device: DeviceClock, native: ModuleType | None = None
     ) -> None:
-        self._put, self._device, self._native = put, device, native
+        self._put, self._native = put, native
+        self._device: Any = device if native is None else native
         self.waiting = SynchronousCall()
         # a work is kept until it is waited for, as the waiting code itself does
-        self._works: dict[int, Entry] = {}
+        self._launched: dict[int, LaunchedCall] = {}  # by ID of the work
         self._by_output: dict[int, int] = {}
         self._awaited: set[int] = set()  # kinds with an observed wait
         self._unawaited: set[int] = set()
@@ -138,43 +144,47 @@ class CompletionTracker:
     def install(self) -> Callable[[], None]:
         """Install hooks on ``Work.wait`` and ``wait_tensor``; return the remover."""
         installed = contextlib.ExitStack()
-        installed.callback(self._works.clear)
+        installed.callback(self._launched.clear)
         installed.callback(self._by_output.clear)
-        kinds: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
-        for kind in kinds:
-            if "wait" in vars(kind):
-                installed.callback(setattr, kind, "wait", kind.wait)
-                kind.wait = self._watched(kind.wait)
+        classes: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
+        for work_class in classes:
+            if "wait" in vars(work_class):
+                installed.callback(setattr, work_class, "wait", work_class.wait)
+                work_class.wait = self._observed(work_class.wait)
         operator = torch.ops._c10d_functional.wait_tensor.default
         library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
         installed.callback(library._destroy)
-        kernel = self._waiter(operator._handle.redispatch_boxed)
+        kernel = self._wait_tensor(operator._handle.redispatch_boxed)
         library.impl("wait_tensor", kernel, KEY, with_keyset=True)
         return installed.close
 
+    def before(self, output: torch.Tensor) -> Any:
+        """Record an event before a call with an output on a device, else None."""
+        return self._device.event() if output.is_cuda else None
+
+    def raised(self, number: int) -> None:
+        """Report a call that raised an exception: nothing was sent."""
+        self._put(struct.pack("3q", RAISED, 3, number))
+
     def launched(
-        self,
-        number: int,
-        result: Any,
-        tensor: torch.Tensor | None,
-        kind: int,
-        before: Any,
+        self, number: int, result: Any, output: Any, kind: int, before: Any
     ) -> None:
         """Track a launched collective until its result is waited for.
 
-        ``result`` is the return value of the c10d operator or its work, ``tensor`` an
-        output, ``before`` the device event before the call, if any.  Calls of one kind
-        (operation and pass) are waited for in the same way.
+        ``result`` is the return value of the c10d operator or its work, ``output`` a
+        tensor that it fills or None; see :class:`LaunchedCall` for the others.
         """
         self.waiting.call = None
-        if result is None:
-            return  # an operator that returns no work has completed
+        if result is None:  # it has completed, or is on the current stream
+            if before is not None:
+                self._device.ended(number, before)
+            return
         work = result
         if not isinstance(work, dist.Work):
             work = _unbox(result[-1] if type(result) is tuple else result)
         unawaited = kind in self._unawaited
         # a callback on a device's work may touch a stream whose graph is being captured
-        new = kind not in self._awaited and tensor is not None and tensor.is_cpu
+        new = kind not in self._awaited and output is not None and output.is_cpu
         if before is None and (unawaited or new):
             future = _future(work)
             if future is not None:
@@ -184,57 +194,13 @@ class CompletionTracker:
                 future.add_done_callback(lambda _: self._completed(number, kind))
             if unawaited:
                 return
-        output = 0
-        if tensor is not None:
-            output = tensor.data_ptr()
-            self._by_output[output] = id(work)
-        self._works[id(work)] = (work, number, kind, before, output)
-        if len(self._works) >= SWEEP:
+        pointer = 0
+        if output is not None:
+            pointer = output.data_ptr()
+            self._by_output[pointer] = id(work)
+        self._launched[id(work)] = LaunchedCall(work, number, kind, before, pointer)
+        if len(self._launched) >= SWEEP:
             self._sweep()
-
-    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        works, ended = self._works, self._ended
-        waiting, put = self.waiting, self._put
-
-        def awaited(work: Any) -> None:
-            entry = works.pop(id(work), None)
-            if entry is not None:
-                ended(entry)
-
-        if self._native is not None:
-            compiled: Callable[..., Any] = self._native.wait(original, awaited)
-            return compiled
-
-        # most waits have no argument; they need neither empty arguments nor the method
-        # object that pybind11 puts around the function
-        bare = getattr(original, "__func__", original)
-
-        def wait(work: Any, *args: Any, **named: Any) -> Any:
-            given = args or named
-            result = original(work, *args, **named) if given else bare(work)
-            call = waiting.call
-            if call is not None and call[1] is work:
-                waiting.call = None
-                put((END, call[0], UNKNOWN_TIME, now_ns()))
-            else:
-                awaited(work)
-            return result
-
-        return wait
-
-    def _completed(self, number: int, kind: int) -> None:
-        at = now_ns()
-        if number in self._completion and kind not in self._unawaited:
-            self._completion[number] = at
-        else:
-            self._completion.pop(number, None)
-            self._put((END, number, UNKNOWN_TIME, at))
-        self._called_back.discard(number)
-
-    def _unwaited(self, number: int) -> None:
-        """Report the completion of a call as its end, if it has a known one."""
-        if at := self._completion.pop(number, 0):
-            self._put((END, number, UNKNOWN_TIME, at))
 
     def settle(self) -> None:
         """Wait for pending callbacks: at the end of the interpreter they abort.
@@ -248,39 +214,107 @@ class CompletionTracker:
         for number in list(self._completion):
             self._unwaited(number)
 
-    def _sweep(self) -> None:
-        """Drop tracked works that have completed without an observed wait."""
-        waiting = list(self._works.items())
-        for key, (work, number, kind, before, output) in waiting:
-            done = before is None and work.is_completed()
-            if done:
-                self._unawaited.add(kind)
-                self._unwaited(number)
-            # also drop old works, so that tracking does not keep their tensors alive
-            if done or len(self._works) > SWEEP // 2:
-                self._works.pop(key, None)
-                self._by_output.pop(output, None)
+    def _end(self, number: int, end: int) -> None:
+        self._put(pack_end(END, 5, number, UNKNOWN_TIME, end))
 
-    def _ended(self, entry: Entry) -> None:
-        _, number, kind, before, output = entry
-        self._by_output.pop(output, None)
-        if before is None:
-            self._awaited.add(kind)
-            self._completion.pop(number, None)
-            self._put((END, number, UNKNOWN_TIME, now_ns()))
-        else:
-            self._device.ended(number, before)
+    def _observed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        launched, waiting, put = self._launched, self.waiting, self._put
 
-    def _waiter(self, redispatch: Callable[..., Any]) -> Callable[..., Any]:
+        def awaited(work: Any, raised: bool) -> None:
+            if raised and not work.is_completed():
+                return  # it may be waited for again
+            call = launched.pop(id(work), None)
+            if call is not None:
+                self._ended(call, raised=raised)
+
+        if self._native is not None:
+            compiled: Callable[..., Any] = self._native.wait(original, awaited)
+            return compiled
+
+        # most waits have no argument; they need neither empty arguments nor the method
+        # object that pybind11 puts around the function
+        bare = getattr(original, "__func__", original)
+
+        def wait(work: Any, *args: Any, **named: Any) -> Any:
+            raised = True
+            try:
+                given = args or named
+                result = original(work, *args, **named) if given else bare(work)
+                raised = False
+            finally:
+                call = waiting.call
+                if call is None or call[1] is not work:
+                    awaited(work, raised)
+                elif not raised:
+                    waiting.call = None
+                    put(pack_end(END, 5, call[0], UNKNOWN_TIME, now_ns()))
+                elif work.is_completed():
+                    waiting.call = None
+                    self.raised(call[0])
+            return result
+
+        return wait
+
+    def _wait_tensor(self, redispatch: Callable[..., Any]) -> Callable[..., Any]:
         after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
 
         def kernel(keyset: Any, tensor: torch.Tensor) -> Any:
-            result = redispatch(keyset & after, tensor)
-            if not isinstance(tensor, FakeTensor):
-                key = self._by_output.get(tensor.data_ptr(), 0)
-                entry = self._works.pop(key, None)
-                if entry is not None:
-                    self._ended(entry)
+            raised = True
+            try:
+                result = redispatch(keyset & after, tensor)
+                raised = False
+            finally:
+                if not isinstance(tensor, FakeTensor):
+                    work = self._by_output.get(tensor.data_ptr(), 0)
+                    call = self._launched.pop(work, None)
+                    if call is not None:
+                        self._ended(call, raised=raised)
             return result
 
         return kernel
+
+    def _ended(self, call: LaunchedCall, *, raised: bool = False) -> None:
+        """Report the end of a call whose result was waited for."""
+        self._by_output.pop(call.output, None)
+        self._completion.pop(call.number, None)
+        if raised:
+            self.raised(call.number)
+        elif call.before is None:
+            self._awaited.add(call.kind)
+            self._end(call.number, now_ns())
+        else:
+            self._device.ended(call.number, call.before)
+
+    def _completed(self, number: int, kind: int) -> None:
+        end = now_ns()
+        if number in self._completion and kind not in self._unawaited:
+            self._completion[number] = end
+        else:
+            self._completion.pop(number, None)
+            self._end(number, end)
+        self._called_back.discard(number)
+
+    def _unwaited(self, number: int) -> None:
+        """Report the completion of a call as its end, if it has a known one."""
+        if end := self._completion.pop(number, 0):
+            self._end(number, end)
+
+    def _sweep(self) -> None:
+        """Drop launched calls that have completed without an observed wait."""
+        for key, call in list(self._launched.items()):
+            completed = call.before is None and call.work.is_completed()
+            if completed:
+                self._unawaited.add(call.kind)
+                self._unwaited(call.number)
+            # also drop old works, so that tracking does not keep their tensors alive
+            if completed or len(self._launched) > SWEEP // 2:
+                self._launched.pop(key, None)
+                self._by_output.pop(call.output, None)
+
+
+def _future(work: Any) -> Any:
+    """Return the future of a work; None: sends and receives of gloo have none."""
+    try:
+        return work.get_future()
+    except RuntimeError:  # "not implemented", of torch's base class
+        return None

@@ -1,49 +1,54 @@
-// The hook's kernels and the buffer of their records, without Python's interpreter.
+// The compiled hook: kernels that record collectives without Python's interpreter.
 //
-// What native.py says of each function holds here.  Records are words as pipe.py lays
-// them out; a mark, a word MARK and a length, stands where a record of Python's comes.
-// torch alone is linked: the kernel is boxed, so one serves every operator.
+// native.py describes the functions of this module, log_format.py the records.  Only
+// torch is linked.  Kernels are boxed, so that one serves every operator.
 
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
-#include "native_buffer.hpp"
-#include "native_call.hpp"
-#include "native_wait.hpp"
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstring>
+#include <cmath>
+#include <deque>
 #include <memory>
+#include <mutex>
+#include <numeric>
 #include <string>
-#include <typeinfo>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace py = pybind11;
 
 namespace torch::jit {
-// declared here, for its own header takes a minute to compile
+// declared here because its header takes a minute to compile
 py::object toPyObject(c10::IValue value);
 }  // namespace torch::jit
 
 namespace {
 
-using moetraffic::Call;
-using moetraffic::Operator;
-using moetraffic::Words;
+using Words = std::vector<int64_t>;
+using Part = c10::ArrayRef<int64_t>;
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+using Work = c10::intrusive_ptr<c10d::Work>;
+using Event = std::shared_ptr<c10::Event>;
 
-constexpr int64_t MARK = 0, CALL = 1, END = 2;
-constexpr int64_t HEAD = 21;  // words of a call before its splits
+constexpr int64_t CALL = 1, END = 2, RAISED = 3;  // kinds of records
+constexpr int64_t CALL_HEAD = 21;                 // words of a call before its splits
+constexpr size_t MOST_WORDS = size_t{2} << 20;    // 16 MB in the queue
+constexpr int64_t REBASE_NS = 5'000'000'000;      // a float32 in ms has 1 us up to 16 s
 constexpr int64_t UNKNOWN_TIME = INT64_MIN;
 constexpr auto KEY = c10::DispatchKey::BackendSelect;
 constexpr uint64_t NO_SEQUENCE = uint64_t{1} << 63;
@@ -54,232 +59,344 @@ int64_t now_ns() {
       .count();
 }
 
-// ---- what Python is asked, once for each thing -------------------------------------
+// ---- queue -------------------------------------------------------------------------
 
-struct Sink {
-  py::object arrive, meet, number, before, launched, failed;
+// Records that wait to be taken.
+class Queue {
+ public:
+  // Appends the parts of a record; false if the queue is full: a call is dropped.
+  bool put(Part head, Part sent = {}, Part received = {}) {
+    std::lock_guard<std::mutex> guard(lock_);
+    if (words_.size() > MOST_WORDS && head[0] == CALL) {
+      ++dropped_;
+      return false;
+    }
+    for (const Part& part : {head, sent, received}) {
+      words_.insert(words_.end(), part.begin(), part.end());
+    }
+    return true;
+  }
+
+  Words take(int64_t& dropped) {
+    std::lock_guard<std::mutex> guard(lock_);
+    dropped = std::exchange(dropped_, 0);
+    Words words;
+    words.reserve(words_.size());  // calls seldom wait for the allocator
+    words.swap(words_);
+    return words;
+  }
+
+ private:
+  std::mutex lock_;
+  Words words_;
+  int64_t dropped_ = 0;
+} queue;
+
+// ---- times of a device -------------------------------------------------------------
+
+Event recorded_event(const c10::Stream& stream) {
+  auto event = std::make_shared<c10::Event>(stream.device_type(),
+                                            c10::EventFlag::BACKEND_DEFAULT);
+  event->record(stream);
+  return event;
+}
+
+// Records an event on the current stream; none during the capture of a CUDA graph, of
+// which it would become a part.
+Event event_now(c10::Device device) {
+  {
+    py::gil_scoped_acquire python;
+    auto cuda = py::module_::import("torch.cuda");
+    if (cuda.attr("is_current_stream_capturing")().cast<bool>()) return nullptr;
+  }
+  return recorded_event(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+// Calls on devices, between an event before them and one after the wait for them.
+class DeviceCalls {
+ public:
+  void end(int64_t number, const Event& before) {
+    if (Event after = event_now(before->device())) {
+      std::lock_guard<std::mutex> guard(lock_);
+      calls_.emplace_back(number, before, after);
+    }
+  }
+
+  // Puts an END for each call that its device has completed.
+  void resolve() {
+    std::unique_lock<std::mutex> guard(lock_);
+    while (!calls_.empty()) {
+      const auto [number, before, after] = calls_.front();
+      calls_.pop_front();  // it is lost if its device has failed
+      guard.unlock();
+      c10::DeviceGuard current(after->device());
+      const bool complete = after->query();
+      if (complete) {
+        const auto& [event, ns] = recent_base(after->device());
+        const auto start = ns + std::llround(event->elapsedTime(*before) * 1e6);
+        const auto end = ns + std::llround(event->elapsedTime(*after) * 1e6);
+        queue.put({END, 5, number, start, end});
+      }
+      guard.lock();
+      if (!complete) {
+        calls_.emplace_front(number, before, after);
+        return;
+      }
+    }
+  }
+
+ private:
+  using Base = std::pair<Event, int64_t>;  // an event and its time on the host
+
+  const Base& recent_base(c10::Device device) {
+    Base& base = bases_[device.index()];
+    if (base.first != nullptr && now_ns() - base.second < REBASE_NS) return base;
+    // on an idle stream it completes at once, whatever the training has queued
+    auto side = c10::impl::VirtualGuardImpl(device.type()).getNewStream(device);
+    const int64_t began = now_ns();
+    Event event = recorded_event(side);
+    event->synchronize();
+    return base = {event, (began + now_ns()) / 2};
+  }
+
+  std::mutex lock_;
+  std::deque<std::tuple<int64_t, Event, Event>> calls_;
+  std::unordered_map<int, Base> bases_;  // by index of the device
 };
 
-struct Thread {
-  int64_t generation = -1, number = -1, place = -1, waiting = -1;
-  const c10d::Work* work = nullptr;  // of the call `waiting`, never dereferenced
-  const std::string* group = nullptr;  // the last call's, and its number
-  int64_t members = -1;
-};
+// Never destroyed: at the end of the process, the device goes before it.
+auto& device_calls = *new DeviceCalls;
 
-// Everything of one installation.  It is never destroyed: a call that is under way in
-// another thread while the hook is taken out may still look into it.
+// ---- numbers that Python gives -----------------------------------------------------
+
+// State of an installation.  It is never destroyed: a call that is under way in another
+// thread may still use it after the hook is removed.
 struct Installed {
-  Sink sink;
+  py::object arrive, meet, number, launched, failed;
   int64_t generation;
-  std::unordered_map<std::string, int64_t> groups;
-  std::unordered_map<const void*, int64_t> nodes;
-  std::unordered_map<std::string, int64_t> named_nodes;
-  std::atomic<int64_t> dtypes[128];
+  std::unordered_map<std::string, int64_t> groups, dtypes, nodes;
   std::mutex lock;
 };
 
-moetraffic::Buffer buffer;
+struct Thread {
+  int64_t generation = -1, number = -1, context = -1;
+  int64_t waiting = -1;              // synchronous call for which the thread waits next
+  const c10d::Work* work = nullptr;  // its work, never dereferenced
+  Event before;                      // its event, if it is on a device
+};
+
 std::atomic<Installed*> installed{nullptr};
-std::atomic<int64_t> numbers{0};
-std::atomic<int64_t> generations{0};
+std::atomic<int64_t> numbers{0}, generations{0};
 std::unique_ptr<torch::Library> library;
 thread_local Thread here;
 
+// Numbers this thread and its context, if they are new.
 void arrive(Installed& now, int64_t operation) {
+  if (here.generation == now.generation) return;
   py::gil_scoped_acquire python;
-  py::tuple told = now.sink.arrive(operation);
-  here.number = told[0].cast<int64_t>();
-  here.place = told[1].cast<int64_t>();
-  here.waiting = -1;
-  here.members = -1;
-  // while the calling blocks are searched, every call arrives anew
-  here.generation = told[2].cast<bool>() ? -1 : now.generation;
+  py::tuple reply = now.arrive(operation);
+  here.number = reply[0].cast<int64_t>();
+  here.context = reply[1].cast<int64_t>();
+  // while calling blocks are searched, every call arrives anew
+  here.generation = reply[2].cast<bool>() ? -1 : now.generation;
 }
 
-template <typename Boxed>
-int64_t group_number(Installed& now, const c10d::ProcessGroup& group, Boxed boxed) {
-  const std::string& name = group.getGroupName();
-  if (here.members >= 0 && *here.group == name) return here.members;
+// Returns the number of a name, which `ask` returns at its first use.
+template <typename Names, typename Ask>
+int64_t number_of(Installed& now, Names& names, const std::string& name, Ask ask) {
   {
     std::lock_guard<std::mutex> guard(now.lock);
-    auto known = now.groups.find(name);
-    if (known != now.groups.end()) {
-      here.group = &known->first;
-      return here.members = known->second;
-    }
+    auto known = names.find(name);
+    if (known != names.end()) return known->second;
   }
-  // without the lock: who holds the interpreter may wait for it
+  // without the lock: the thread that holds the interpreter may wait for it
   py::gil_scoped_acquire python;
-  py::object told = now.sink.meet(torch::jit::toPyObject(boxed()));
-  const auto number = told.cast<int64_t>();
+  const int64_t number = ask().template cast<int64_t>();
   std::lock_guard<std::mutex> guard(now.lock);
-  // a key stays where it is while others are added
-  here.group = &now.groups.insert_or_assign(name, number).first->first;
-  return here.members = number;
+  return names[name] = number;
 }
 
-int64_t dtype_number(Installed& now, const at::Tensor& typed) {
-  // the first is of calls without any: barriers
-  size_t code = typed.defined() ? 1 + static_cast<size_t>(typed.scalar_type()) : 0;
-  std::atomic<int64_t>& known = now.dtypes[code];
-  int64_t number = known.load(std::memory_order_relaxed);
-  if (number < 0) {
-    py::gil_scoped_acquire python;
-    py::object told = py::none();
-    if (typed.defined()) told = torch::jit::toPyObject(typed);
-    number = now.sink.number("dtype", told).cast<int64_t>();
-    known = number;
-  }
-  return number;
-}
-
-int64_t node_number(Installed& now, torch::autograd::Node& node) {
-  const std::type_info& type = typeid(node);
-  // Functions written in Python share one type, and have their names in Python
-  bool in_python = std::strcmp(type.name(), "N5torch8autograd6PyNodeE") == 0;
-  if (!in_python) {
-    std::lock_guard<std::mutex> guard(now.lock);
-    auto known = now.nodes.find(&type);
-    if (known != now.nodes.end()) return known->second;
-  }
-  std::string name = node.name();
-  {
-    std::lock_guard<std::mutex> guard(now.lock);
-    auto known = now.named_nodes.find(name);
-    if (known != now.named_nodes.end()) {
-      if (!in_python) now.nodes[&type] = known->second;
-      return known->second;
-    }
-  }
-  py::gil_scoped_acquire python;
-  int64_t number = now.sink.number("node", name).cast<int64_t>();
-  std::lock_guard<std::mutex> guard(now.lock);
-  now.named_nodes[name] = number;
-  if (!in_python) now.nodes[&type] = number;
-  return number;
-}
-
-// ---- a call ------------------------------------------------------------------------
-
-struct Noted {
-  int64_t number = -1;
-  int64_t again = 0;
-};
-
-Noted note(Installed& now, const Operator& what, const Call& call) {
-  Noted noted;
-  int64_t dtype = dtype_number(now, call.typed);
-  int64_t link, ran = -1;
-  if (torch::autograd::get_current_graph_task_id() == -1) {
-    link = static_cast<int64_t>(at::sequence_number::peek()) - 1;
-  } else {
-    noted.again = 1;
-    link = -1;
-    auto node = torch::autograd::get_current_node();
-    if (node) {  // none between two nodes
-      uint64_t sequence = node->sequence_nr();
-      // of a node that sums a parameter's gradient: 2^64 - 1
-      if (sequence < NO_SEQUENCE) link = static_cast<int64_t>(sequence);
-      ran = node_number(now, *node);
-    }
-  }
-  const auto sent = static_cast<int64_t>(call.sent.size());
-  const auto received = static_cast<int64_t>(call.received.size());
-  const int64_t length = HEAD + sent + received;
-  const int64_t number = numbers.fetch_add(1, std::memory_order_relaxed);
-  bool kept = buffer.put(length, true, [&](int64_t* word) {
-    const int64_t head[HEAD] = {
-        CALL, length, number, now_ns(), what.code, call.members, here.place,
-        dtype, here.number, noted.again, c10::GradMode::is_enabled(), link,
-        ran, call.source, call.destination, call.bytes, call.row, call.rows_sent,
-        call.rows_received, sent, received};
-    word = std::copy(head, head + HEAD, word);
-    word = std::copy(call.sent.begin(), call.sent.end(), word);
-    std::copy(call.received.begin(), call.received.end(), word);
+int64_t group_number(Installed& now, const Group& group) {
+  return number_of(now, now.groups, group->getGroupName(), [&] {
+    return now.meet(torch::jit::toPyObject(c10::IValue(group)));
   });
-  if (kept) noted.number = number;
-  return noted;
 }
 
-void failed(Installed& now, const std::string& name, const char* why) {
+void failed(Installed& now, const std::string& name, const std::string& why) {
   py::gil_scoped_acquire python;
-  const std::string whole = why;  // with a traceback below its first line
   try {
-    now.sink.failed(name, whole.substr(0, whole.find('\n')));
+    now.failed(name, why.substr(0, why.find('\n')));  // without a traceback
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("moetraffic hook");
   }
 }
 
-// A recorded call from before it is forwarded until it returns.
-class Following {
- public:
-  Following(Installed& now, const Operator& what) : now_(now), what_(what) {
-    here.waiting = -1;
-  }
+// ---- arguments of a call -----------------------------------------------------------
 
-  // Names this thread, if it is new.
-  void enter() {
-    if (here.generation != now_.generation) arrive(now_, what_.code);
-  }
-
-  void begin(const Call& call, bool waits) {
-    output_ = call.output;
-    on_device_ = output_.defined() && output_.is_cuda();
-    waits_ = waits && !on_device_;
-    noted_ = note(now_, what_, call);
-    if (on_device_ && noted_.number >= 0) {
-      py::gil_scoped_acquire python;
-      event_ = now_.sink.before(torch::jit::toPyObject(output_));
-    }
-  }
-
-  void failed_with(const std::exception& error) {
-    noted_.number = -1;
-    failed(now_, what_.name, error.what());
-  }
-
-  template <typename Result>
-  void end(const c10d::Work* work, Result result) {
-    if (noted_.number < 0) return;
-    if (waits_) {
-      here.waiting = noted_.number;  // not asynchronous: the caller waits next
-      here.work = work;
-      return;
-    }
-    py::gil_scoped_acquire python;
-    try {
-      py::object tensor = py::none();
-      if (output_.defined()) tensor = torch::jit::toPyObject(output_);
-      if (!event_) event_ = py::none();
-      now_.sink.launched(noted_.number, torch::jit::toPyObject(result()), tensor,
-                         2 * what_.code + noted_.again, event_);
-    } catch (std::exception& error) {
-      failed(now_, what_.name, error.what());
-    }
-    event_ = py::object();
-  }
-
-  ~Following() {
-    if (event_) {  // the call raised an exception
-      py::gil_scoped_acquire python;
-      event_ = py::object();
-    }
-  }
-
- private:
-  Installed& now_;
-  const Operator& what_;
-  Noted noted_;
-  at::Tensor output_;
-  py::object event_;
-  bool on_device_ = false, waits_ = false;
+struct Operator {
+  std::string name;
+  int64_t operation;     // index into OPERATIONS
+  int64_t group;         // position of the process group
+  int64_t input;         // position of this rank's input, -1 for none
+  int64_t asynchronous;  // position of async_op, -1 for none
+  c10::DispatchKeySet after;
 };
 
-// The installation that records a call with these keys, nullptr for none: a mode or a
-// tensor subclass comes first: what it really sends, it calls again with plain tensors;
-// what is on the meta device, as fake tensors are then, goes nowhere.
+struct Call {
+  at::Tensor typed, output;  // a tensor of the call's type; one that it fills
+  bool waits = false;        // the caller waits for the result at once
+  int64_t group = -1, source = -1, destination = -1, bytes = 0;
+  int64_t row = 0, rows_sent = 0, rows_received = 0;
+  Part sent, received;
+  int64_t number = -1, kind = -1;  // of a recorded call
+  Event before;                    // if it is on a device
+
+  bool on_device() const { return output.defined() && output.is_cuda(); }
+};
+
+void flatten(const c10::IValue& value, std::vector<at::Tensor>& into) {
+  if (value.isTensor()) {
+    into.push_back(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& part : value.toListRef()) flatten(part, into);
+  }
+}
+
+void describe_rows(Call& call, const at::Tensor& output, const at::Tensor& input) {
+  call.output = output;
+  call.typed = input;
+  call.rows_received = output.dim() ? output.size(0) : 0;
+  if (input.dim()) {
+    call.rows_sent = input.size(0);
+    call.row = input.element_size();
+    for (int64_t d = 1; d < input.dim(); ++d) call.row *= input.size(d);
+  }
+}
+
+// Describes a call by its boxed arguments; `sent` and `received` hold its splits.
+Call describe(Installed& now, const Operator& what, const c10::IValue* given,
+              Words& sent, Words& received) {
+  Call call;
+  const auto group = given[what.group].toCustomClass<c10d::ProcessGroup>();
+  call.group = group_number(now, group);
+  call.waits = what.asynchronous >= 0 && !given[what.asynchronous].toBool();
+  std::vector<at::Tensor> inputs, outputs;
+  if (what.name == "alltoall_base_") {
+    describe_rows(call, given[0].toTensor(), given[1].toTensor());
+    received = given[3].toIntVector();
+    sent = given[4].toIntVector();
+  } else {
+    flatten(given[0], outputs);
+    if (!outputs.empty()) call.output = outputs[0];
+    if (what.input >= 0) {
+      flatten(given[what.input], inputs);
+      // only the root of a scatter has an input, but all ranks know its type
+      call.typed = inputs.empty() ? call.output : inputs[0];
+    }
+  }
+  if (what.name == "alltoall_") {
+    // the tensors may have different shapes, so rows are single elements
+    call.row = call.typed.defined() ? call.typed.element_size() : 0;
+    for (const at::Tensor& part : inputs) sent.push_back(part.numel());
+    for (const at::Tensor& part : outputs) received.push_back(part.numel());
+    call.rows_sent = std::accumulate(sent.begin(), sent.end(), int64_t{0});
+    call.rows_received = std::accumulate(received.begin(), received.end(), int64_t{0});
+  } else {
+    for (const at::Tensor& part : inputs) call.bytes += part.nbytes();
+  }
+  if (what.name == "send") {
+    call.source = group->getRank();
+    call.destination = given[2].toInt();
+  } else if (what.name == "recv_" || what.name == "recv_any_source_") {
+    // that of any source is only known on arrival
+    call.source = what.name == "recv_" ? given[2].toInt() : -1;
+    call.destination = group->getRank();
+  }
+  call.sent = sent;
+  call.received = received;
+  return call;
+}
+
+// ---- kernels -----------------------------------------------------------------------
+
+void record(Installed& now, const Operator& what, Call& call) {
+  int64_t link = -1, node = -1;
+  const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
+  if (!in_backward) {
+    link = static_cast<int64_t>(at::sequence_number::peek()) - 1;
+  } else if (auto running = torch::autograd::get_current_node()) {
+    const uint64_t sequence = running->sequence_nr();
+    // 2^64 - 1 for the node that accumulates the gradient of a parameter
+    if (sequence < NO_SEQUENCE) link = static_cast<int64_t>(sequence);
+    const std::string name = running->name();
+    node = number_of(now, now.nodes, name, [&] { return now.number("node", name); });
+  }
+  const auto type =
+      call.typed.defined() ? call.typed.scalar_type() : c10::ScalarType::Undefined;
+  const int64_t dtype = number_of(now, now.dtypes, c10::toString(type), [&] {
+    return now.number("dtype", torch::jit::toPyObject(call.typed));  // None: undefined
+  });
+  const auto sends = static_cast<int64_t>(call.sent.size());
+  const auto receives = static_cast<int64_t>(call.received.size());
+  const int64_t number = numbers.fetch_add(1);
+  const int64_t head[CALL_HEAD] = {
+      CALL, CALL_HEAD + sends + receives, number, now_ns(), what.operation, call.group,
+      here.context, dtype, here.number, in_backward, c10::GradMode::is_enabled(), link,
+      node, call.source, call.destination, call.bytes, call.row, call.rows_sent,
+      call.rows_received, sends, receives};
+  if (!queue.put(head, call.sent, call.received)) return;
+  if (call.on_device()) call.before = event_now(call.output.device());
+  call.kind = 2 * what.operation + in_backward;
+  call.number = number;
+}
+
+// Lets the end of a call be found.
+void launched(Installed& now, Call& call, const Work& work) {
+  if (work == nullptr && call.before != nullptr) {
+    device_calls.end(call.number, call.before);  // it is on the current stream
+  } else if (call.waits && (!call.on_device() || call.before != nullptr)) {
+    here.waiting = call.number;
+    here.work = work.get();
+    here.before = std::move(call.before);
+  } else {
+    py::gil_scoped_acquire python;
+    now.launched(call.number, torch::jit::toPyObject(c10::IValue(work)),
+                 torch::jit::toPyObject(call.output), call.kind, call.before);
+  }
+}
+
+// Records a call and forwards it; `describe` may fail, and `forward` returns its work.
+template <typename Describe, typename Forward>
+Work follow(Installed& now, const Operator& what, Describe describe, Forward forward) {
+  Call call;
+  here.waiting = -1;
+  here.before = nullptr;
+  try {
+    arrive(now, what.operation);
+    call = describe();
+    record(now, what, call);
+  } catch (std::exception& error) {
+    failed(now, what.name, error.what());
+  }
+  if (call.number < 0) return forward();
+  Work work;
+  try {
+    work = forward();
+  } catch (...) {
+    queue.put({RAISED, 3, call.number});
+    throw;
+  }
+  try {
+    launched(now, call, work);
+  } catch (std::exception& error) {
+    failed(now, what.name, error.what());
+  }
+  return work;
+}
+
+// The installation that records a call with these keys, nullptr for none.  A mode or a
+// tensor subclass calls the operator again with the plain tensors that it sends; meta
+// and fake tensors are not sent.
 Installed* recording(c10::DispatchKeySet keys) {
   if (keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Meta)) {
     return nullptr;
@@ -293,28 +410,17 @@ struct Kernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
     Installed* now = recording(keys);
-    if (now == nullptr) {
-      handle.redispatchBoxed(keys & what.after, stack);
-      return;
-    }
-    Following call(*now, what);
-    try {
-      call.enter();
+    if (now == nullptr) return handle.redispatchBoxed(keys & what.after, stack);
+    Words sent, received;
+    auto described = [&] {
       const auto given = torch::jit::last(*stack, handle.schema().arguments().size());
-      bool waits = what.asynchronous >= 0 && !given[what.asynchronous].toBool();
-      auto group = given[what.group].toCustomClass<c10d::ProcessGroup>();
-      Words sent, received;
-      Call noted = moetraffic::described(what, given.data(), *group, sent, received);
-      noted.members = group_number(*now, *group, [&] { return given[what.group]; });
-      call.begin(noted, waits);
-    } catch (std::exception& error) {
-      call.failed_with(error);
-    }
-    handle.redispatchBoxed(keys & what.after, stack);
-    const c10::IValue& result = stack->back();
-    const c10d::Work* work = nullptr;
-    if (result.isObject()) work = result.toCustomClass<c10d::Work>().get();
-    call.end(work, [&] { return result; });
+      return describe(*now, what, given.data(), sent, received);
+    };
+    follow(*now, what, described, [&]() -> Work {
+      handle.redispatchBoxed(keys & what.after, stack);
+      if (stack->empty() || !stack->back().isObject()) return nullptr;
+      return stack->back().toCustomClass<c10d::Work>();
+    });
   }
 
   const Operator& what;
@@ -324,16 +430,13 @@ struct Kernel final : public c10::OperatorKernel {
 // Releases of torch differ in the arguments that follow the splits.
 template <typename... Further>
 struct Unboxed {
-  using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
-  using Signature = c10::intrusive_ptr<c10d::Work>(at::Tensor&, at::Tensor&,
-                                                   const Group&, Words, Words,
-                                                   Further...);
+  using Signature = Work(at::Tensor&, at::Tensor&, const Group&, Words, Words,
+                         Further...);
   static inline const Operator* what = nullptr;
 
-  static c10::intrusive_ptr<c10d::Work> call(c10::DispatchKeySet keys,
-                                             at::Tensor& output, at::Tensor& input,
-                                             const Group& group, Words received,
-                                             Words sent, Further... further) {
+  static Work call(c10::DispatchKeySet keys, at::Tensor& output, at::Tensor& input,
+                   const Group& group, Words received, Words sent,
+                   Further... further) {
     static const auto handle = c10::Dispatcher::singleton()
                                    .findSchemaOrThrow("c10d::alltoall_base_", "")
                                    .template typed<Signature>();
@@ -343,21 +446,16 @@ struct Unboxed {
     };
     Installed* now = recording(keys);
     if (now == nullptr) return forward();
-    Following following(*now, *what);
-    try {
-      following.enter();
-      Call noted;
-      noted.members = group_number(*now, *group, [&] { return c10::IValue(group); });
-      moetraffic::describe_splits(noted, output, input);
-      noted.sent = sent;
-      noted.received = received;
-      following.begin(noted, waits(further...));
-    } catch (std::exception& error) {
-      following.failed_with(error);
-    }
-    auto work = forward();
-    following.end(work.get(), [&] { return c10::IValue(work); });
-    return work;
+    auto described = [&] {
+      Call call;
+      call.group = group_number(*now, group);
+      call.waits = waits(further...);
+      describe_rows(call, output, input);
+      call.sent = sent;
+      call.received = received;
+      return call;
+    };
+    return follow(*now, *what, described, forward);
   }
 
   static bool waits(int64_t) { return false; }
@@ -376,44 +474,86 @@ struct Unboxed {
   }
 };
 
-// ---- for native.py -----------------------------------------------------------------
+// ---- wait --------------------------------------------------------------------------
+
+// Records the end of the synchronous call of this thread, if its work was waited for.
+bool waited(PyObject* given, bool raised) noexcept {
+  if (here.waiting < 0) return false;
+  try {
+    auto* work = py::handle(given).cast<c10d::Work*>();
+    if (work != here.work) return false;
+    if (raised && !work->isCompleted()) return true;  // it may be waited for again
+    const int64_t number = std::exchange(here.waiting, -1);
+    if (raised) {
+      queue.put({RAISED, 3, number});
+    } else if (here.before == nullptr) {
+      queue.put({END, 5, number, UNKNOWN_TIME, now_ns()});
+    } else {
+      device_calls.end(number, here.before);
+    }
+  } catch (std::exception& error) {
+    if (Installed* now = installed.load()) failed(*now, "wait", error.what());
+  }
+  return true;
+}
+
+// Method in place of Work.wait; `self` is the tuple (original, ended).
+PyObject* call_wait(PyObject* self, PyObject* const* given, Py_ssize_t count,
+                    PyObject* names) {
+  PyObject* result =
+      PyObject_Vectorcall(PyTuple_GET_ITEM(self, 0), given, count, names);
+  const bool raised = result == nullptr;
+  py::error_scope exception;  // of the wait, raised at the end
+  if (count < 1 || waited(given[0], raised)) return result;
+  PyObject* ended = PyTuple_GET_ITEM(self, 1);
+  PyObject* none = PyObject_CallFunctionObjArgs(
+      ended, given[0], raised ? Py_True : Py_False, nullptr);
+  if (none == nullptr) PyErr_WriteUnraisable(ended);  // it never reaches the training
+  Py_XDECREF(none);
+  return result;
+}
+
+py::object wait(const py::object& original, const py::object& ended) {
+  static PyMethodDef definition = {
+      "wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_wait)),
+      METH_FASTCALL | METH_KEYWORDS, nullptr};
+  auto function = py::reinterpret_steal<py::object>(PyCFunction_NewEx(
+      &definition, py::make_tuple(original, ended).ptr(), nullptr));
+  // binds to a work as a function of Python does
+  return py::reinterpret_steal<py::object>(PyInstanceMethod_New(function.ptr()));
+}
+
+// ---- module ------------------------------------------------------------------------
 
 void uninstall() {
   installed.store(nullptr, std::memory_order_release);
   library.reset();
 }
 
-void install(const py::list& operators, py::object arrive, py::object meet,
-             py::object number, py::object before, py::object launched,
-             py::object failed) {
-  auto* now = new Installed{
-      Sink{std::move(arrive), std::move(meet), std::move(number), std::move(before),
-           std::move(launched), std::move(failed)},
-      generations.fetch_add(1)};
-  for (auto& dtype : now->dtypes) dtype = -1;
+void install(const py::list& operators, const py::object& arrive,
+             const py::object& meet, const py::object& number,
+             const py::object& launched, const py::object& failed) {
+  auto* now = new Installed{arrive,   meet,   number,
+                            launched, failed, generations.fetch_add(1)};
   library = std::make_unique<torch::Library>(torch::Library::IMPL, "c10d",
                                              std::nullopt, __FILE__, __LINE__);
-  auto& dispatcher = c10::Dispatcher::singleton();
   const c10::DispatchKeySet after(c10::DispatchKeySet::FULL_AFTER, KEY);
-  for (const py::handle& given : operators) {
-    auto row = given.cast<py::tuple>();
-    auto name = row[0].cast<std::string>();
-    auto found = dispatcher.findSchema({"c10d::" + name, ""});
-    if (!found) continue;  // older releases lack some of the coalesced ones
-    int64_t asynchronous = -1;
-    const auto& arguments = found->schema().arguments();
-    for (size_t n = 0; n < arguments.size(); ++n) {
-      const std::string& called = arguments[n].name();
-      if (called == "async_op" || called == "asyncOp") {
-        asynchronous = static_cast<int64_t>(n);
-      }
+  for (const py::handle& row : operators) {
+    auto given = row.cast<py::tuple>();
+    auto name = given[0].cast<std::string>();
+    auto handle = c10::Dispatcher::singleton().findSchema({"c10d::" + name, ""});
+    if (!handle) continue;  // older releases lack some of the coalesced ones
+    const auto& arguments = handle->schema().arguments();
+    int64_t asynchronous = static_cast<int64_t>(arguments.size()) - 1;
+    while (asynchronous >= 0 && arguments[asynchronous].name() != "async_op" &&
+           arguments[asynchronous].name() != "asyncOp") {
+      --asynchronous;
     }
-    // never destroyed either
-    const auto& what = *new Operator{
-        name, row[1].cast<int64_t>(), row[2].cast<int64_t>(), row[3].cast<int64_t>(),
-        asynchronous, after};
-    if (name == "alltoall_base_" && (Unboxed<bool, int64_t>::install(*found, what) ||
-                                     Unboxed<int64_t>::install(*found, what))) {
+    const auto& what = *new Operator{  // never destroyed either
+        name, given[1].cast<int64_t>(), given[2].cast<int64_t>(),
+        given[3].cast<int64_t>(), asynchronous, after};
+    if (name == "alltoall_base_" && (Unboxed<bool, int64_t>::install(*handle, what) ||
+                                     Unboxed<int64_t>::install(*handle, what))) {
       continue;
     }
     library->impl(name.c_str(),
@@ -423,80 +563,38 @@ void install(const py::list& operators, py::object arrive, py::object meet,
   installed.store(now, std::memory_order_release);
 }
 
-void mark() {
-  buffer.put(2, false, [](int64_t* word) {
-    word[0] = MARK;
-    word[1] = 2;
-  });
+void put(const py::buffer& words) {
+  const py::buffer_info buffer = words.request();
+  queue.put(Part(static_cast<const int64_t*>(buffer.ptr),
+                 buffer.size * buffer.itemsize / sizeof(int64_t)));
 }
 
-void stand(int64_t place) { here.place = place; }
-
-bool waited(PyObject* work) {
-  const int64_t number = here.waiting;
-  if (number < 0) return false;
-  // pybind11 keeps the pointer of an object of one C++ type; it differs from that of
-  // the work if the registered class has another base before Work
-  auto* kept = reinterpret_cast<py::detail::instance*>(work);
-  const bool same = kept->simple_layout && kept->simple_value_holder[0] == here.work;
-  if (!same && py::handle(work).cast<c10d::Work*>() != here.work) return false;
-  here.waiting = -1;
-  const int64_t end[5] = {END, 5, number, UNKNOWN_TIME, now_ns()};
-  buffer.put(5, false, [&](int64_t* word) { std::copy(end, end + 5, word); });
-  return true;
-}
-
-py::object wait(const py::object& original, const py::object& ended) {
-  PyObject* made = moetraffic::new_wait(original.ptr(), ended.ptr(), waited);
-  if (made == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(made);
-}
-
-// What has come since the last time: the bytes of words, and None for a mark.
 py::tuple take() {
-  std::vector<std::string> pieces;
-  int64_t lost = 0;
+  int64_t dropped = 0;
+  Words words;
   {
     py::gil_scoped_release others_may_run;
-    std::deque<Words> taken = buffer.take(lost);
-    pieces.emplace_back();
-    for (const Words& chunk : taken) {
-      const int64_t* word = chunk.data();
-      const int64_t* last = word + chunk.size();
-      const int64_t* begin = word;
-      auto keep = [&](const int64_t* end) {
-        pieces.back().append(reinterpret_cast<const char*>(begin), 8 * (end - begin));
-      };
-      while (word < last) {
-        const int64_t* next = word + word[1];
-        if (word[0] == MARK) {
-          keep(word);
-          pieces.emplace_back();
-          begin = next;
-        }
-        word = next;
-      }
-      keep(last);
+    try {
+      device_calls.resolve();
+    } catch (std::exception& error) {
+      if (Installed* now = installed.load()) failed(*now, "device", error.what());
     }
-    buffer.give_back(std::move(taken));
+    words = queue.take(dropped);
   }
-  py::list told;
-  for (size_t n = 0; n < pieces.size(); ++n) {
-    if (n) told.append(py::none());
-    if (!pieces[n].empty()) told.append(py::bytes(pieces[n]));
-  }
-  return py::make_tuple(told, lost);
+  py::bytes content(reinterpret_cast<const char*>(words.data()), 8 * words.size());
+  return py::make_tuple(std::move(content), dropped);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  py::class_<c10::Event, Event>(module, "Event", py::module_local());
   module.def("install", &install);
   module.def("uninstall", &uninstall);
-  module.def("mark", &mark);
-  module.def("stand", &stand);
+  module.def("stand", [](int64_t context) { here.context = context; });
   module.def("wait", &wait);
+  module.def("ended", [](int64_t call, const Event& e) { device_calls.end(call, e); });
+  module.def("put", &put);
   module.def("take", &take);
   module.def("calls", [] { return numbers.load(); });
-  module.def("waiting", [] { return buffer.waiting(); });
 }

@@ -1,32 +1,29 @@
 """Build and load the compiled dispatcher hook, which records calls without Python.
 
 Entering and leaving a dispatcher kernel written in Python takes 10 to 40 us per call; a
-compiled kernel takes about 1 us.  ``moetraffic build`` compiles it once per version of
-torch and Python.  Both kernels write the same records.
+compiled kernel takes about 1 us.  It is compiled once per version of torch and Python,
+and stored in the Python environment of torch or, if that is not writable, in the user's
+cache; the name of the library identifies torch, Python and the source, so that an
+outdated library is never loaded.  Its functions:
 
-The library is stored in the Python environment of torch or, if that is not writable, in
-the user's cache; its name identifies torch, Python and the source, so that an outdated
-library is never loaded.
-
-Its functions:
-
-``install(operators, arrive, meet, number, before, launched, failed)``, ``uninstall()``
-    Install or remove a kernel on each operator, given by name, index into
-    :data:`.record_format.OPERATIONS`, and positions of the process group and of the
-    input (-1 for none).  ``arrive(operation)`` returns the numbers of a new thread and
-    of its context, and whether to call it again in the next call,
-    ``meet(group)`` and ``number(kind, name)`` return those of a group, a dtype (given
-    by a tensor) or an autograd node; the others are as in :class:`.python.CallSink`,
-    called only for calls that are asynchronous or on a device.
-``stand(place)``, ``mark()``
-    Set the number of this thread's context; mark the position of a record made in
-    Python among those of calls.
+``install(operators, arrive, meet, number, launched, failed)``, ``uninstall()``
+    Install or remove a kernel on each operator, given by name, index into OPERATIONS,
+    and positions of the process group and of the input (-1 for none).
+    ``arrive(operation)`` returns the numbers of a new thread and of its context, and
+    whether to call it again in the next call, ``meet(group)`` and ``number(kind,
+    name)`` return those of a group, a dtype (given by a tensor) or an autograd node.
+    ``launched`` of :class:`.CompletionTracker` is called for asynchronous calls,
+    ``failed(operator, reason)`` for errors of the hook.
+``stand(context)``
+    Set the number of this thread's context.
 ``wait(original, ended)``
-    Return a method that calls ``original``, and then marks the thread's synchronous
-    call as completed or, where there is none, calls ``ended(work)``.
-``take()``, ``waiting()``
-    Remove and return the records (bytes, None for a mark) and the number of lost calls;
-    return the number of records that have not been taken.
+    Return a method that calls ``original``, and then puts the END of the thread's
+    synchronous call or, where there is none, calls ``ended(work, raised)``.
+``ended(number, event)``
+    Record an event after a call on a device, given the event before it.
+``put(words)``, ``take()``
+    Append a record (int64 words); remove all and return their bytes and the number of
+    dropped calls, first putting the END of calls that devices have completed.
 ``calls()``
     Return the number of recorded calls.
 """
@@ -41,17 +38,16 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-
-import torch
 
 from moetraffic.errors import CaptureError
 from moetraffic.user_cache import user_cache
 
 SOURCE = Path(__file__).with_name("native.cpp")
-INCLUDED = sorted(SOURCE.parent.glob("native_*.hpp"))
 VARIABLE = "MOETRAFFIC_HOOK"
 """Environment variable: ``python`` disables, ``native`` requires the compiled hook."""
 
@@ -66,30 +62,34 @@ def load() -> ModuleType | None:
         )
     if wanted == "python":
         return None
-    name = _name()
-    for folder in folders():
-        path = folder / f"{name}.so"
-        if path.exists() and not _is_noexec(folder):
-            try:
-                return _loaded(path)
-            except ImportError as error:
-                raise CaptureError(
-                    f"the compiled hook {path} does not load ({error}): build it again "
-                    f"with moetraffic build --force, or set {VARIABLE}=python"
-                ) from None
+    library = _built()
+    if library is not None:
+        try:
+            return _loaded(library)
+        except ImportError as error:
+            raise CaptureError(
+                f"the compiled hook {library} does not load ({error}): build it again "
+                f"with moetraffic build --force, or set {VARIABLE}=python"
+            ) from None
     if wanted == "native":
         raise CaptureError(
             f"{VARIABLE} asks for the compiled hook, but none is built for torch "
-            f"{torch.__version__}: run moetraffic build"
+            f"{version('torch')}: run moetraffic build"
         )
     return None
 
 
-def folders() -> tuple[Path, ...]:
-    """Return the folders of the compiled hook, in order of preference."""
-    cache = user_cache()
-    own = Path(sys.prefix) / "share" / "moetraffic"
-    return (own,) if cache is None else (own, cache)
+def build_if_possible(say: Callable[[str], None]) -> None:
+    """Compile the hook if none is built and the tools are there; never raise."""
+    try:
+        if os.environ.get(VARIABLE) != "python" and _built() is None:
+            _check_tools()
+            say("compiling the hook, once for this torch (about 30 s)")
+            build()
+    except Exception as error:
+        # the hook in Python records the same
+        if not isinstance(error, MissingTool):
+            say(str(error))
 
 
 def build(*, force: bool = False) -> tuple[Path, bool]:
@@ -98,17 +98,15 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
     With ``force`` also if the library exists.  Returns the path of the library, and
     whether it was compiled by this call.
     """
-    name = _name()
-    for folder in folders():
-        path = folder / f"{name}.so"
-        if path.exists() and not (force or _is_noexec(folder)):
-            return path, False
+    library = _built()
+    if library is not None and not force:
+        return library, False
     _check_tools()
-    into = _writable()
+    folder, name = _writable_folder(), _name()
     # imported here because the import is slow and only needed for compilation
     from torch.utils import cpp_extension
 
-    with tempfile.TemporaryDirectory(dir=into) as work:
+    with tempfile.TemporaryDirectory(dir=folder) as work:
         try:
             cpp_extension.load(
                 name,
@@ -121,23 +119,38 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
             lines = [line for line in str(error).splitlines() if "error" in line]
             raise CaptureError(
                 "the hook does not compile against torch "
-                f"{torch.__version__} ({(lines or [str(error)])[0].strip()[:300]}): "
+                f"{version('torch')} ({(lines or [str(error)])[0].strip()[:300]}): "
                 "capture goes on with the hook in Python"
             ) from None
-        # atomic, because another rank may load the library at the same time
-        os.replace(Path(work) / f"{name}.so", into / f"{name}.so")
-    return into / f"{name}.so", True
+        # atomic, because another process may load the library at the same time
+        library = folder / f"{name}.so"
+        os.replace(Path(work) / library.name, library)
+    return library, True
+
+
+def folders() -> tuple[Path, ...]:
+    """Return the folders of the compiled hook, in order of preference."""
+    cache, own = user_cache(), Path(sys.prefix) / "share" / "moetraffic"
+    return (own,) if cache is None else (own, cache)
+
+
+class MissingTool(CaptureError):
+    """Raised where a tool that compiles is not installed."""
 
 
 def _name() -> str:
     about = [
         SOURCE.read_bytes(),
-        *(path.read_bytes() for path in INCLUDED),
-        torch.__version__.encode(),
+        version("torch").encode(),
         (sysconfig.get_config_var("SOABI") or sys.version).encode(),
         platform.machine().encode(),
     ]
     return f"moetraffic_hook_{hashlib.sha256(b'|'.join(about)).hexdigest()[:16]}"
+
+
+def _built() -> Path | None:
+    paths = [folder / f"{_name()}.so" for folder in folders()]
+    return next((p for p in paths if p.exists() and not _is_noexec(p.parent)), None)
 
 
 @lru_cache(maxsize=1)
@@ -154,7 +167,7 @@ def _check_tools() -> None:
     compiler = os.environ.get("CXX", "c++")
     for tool, package in ((compiler, "a C++ compiler such as g++"), ("ninja", "ninja")):
         if shutil.which(tool) is None:
-            raise CaptureError(
+            raise MissingTool(
                 f"compiling the hook needs {package}, but there is no {tool!r} on the "
                 "PATH: install it, or capture with the hook in Python"
             )
@@ -165,7 +178,7 @@ def _is_noexec(folder: Path) -> bool:
     return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
 
 
-def _writable() -> Path:
+def _writable_folder() -> Path:
     for folder in folders():
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ number in its path (3 of ``model.layers.3.mlp.gate``).
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import NamedTuple
 
@@ -21,8 +22,6 @@ STACKS = frozenset(
     {"layers", "layer", "blocks", "block", "h", "decoder_layers", "encoder_layers"}
 )
 """Attribute names of the layer lists of models."""
-
-LONGEST_PATH = 64
 
 ParentModules = Mapping[int, Sequence[tuple[nn.Module, str]]]
 """Parent modules and attribute names, by ``id`` of the child module."""
@@ -42,49 +41,45 @@ def modules_alive() -> list[nn.Module]:
     return [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
 
 
-def holders(modules: Iterable[nn.Module]) -> ParentModules:
+def parents_of(modules: Iterable[nn.Module]) -> ParentModules:
     """Map the id of each module to its parent modules and attribute names."""
-    found: dict[int, list[tuple[nn.Module, str]]] = {}
+    parents = defaultdict(list)
     for module in modules:
         for name, child in module.__dict__.get("_modules", {}).items():
-            if child is not None:
-                found.setdefault(id(child), []).append((module, name))
-    return found
+            parents[id(child)].append((module, name))
+    return parents
 
 
-def path_of(module: nn.Module, held: ParentModules) -> list[tuple[nn.Module, str]]:
+def path_of(module: nn.Module, parents: ParentModules) -> list[tuple[nn.Module, str]]:
     """Return the parents and attribute names from the root down to a module."""
     path: list[tuple[nn.Module, str]] = []
-    at, seen = module, {id(module)}
-    while len(path) < LONGEST_PATH:
-        above = [(h, n) for h, n in held.get(id(at), ()) if id(h) not in seen]
-        if not above:
-            break
+    seen = {id(module)}
+    while above := [p for p in parents.get(id(module), ()) if id(p[0]) not in seen]:
         path.append(above[0])
-        at = above[0][0]
-        seen.add(id(at))
+        module = above[0][0]
+        seen.add(id(module))
     return path[::-1]
 
 
-def position_of(module: nn.Module, held: ParentModules) -> Position | None:
+def position_of(module: nn.Module, parents: ParentModules) -> Position | None:
     """Find a router's layer position from attributes or its path, None if unknown."""
-    path = path_of(module, held)
+    path = path_of(module, parents)
     root = id(path[0][0]) if path else id(module)
-    for around in (module, *(holder for holder, _ in reversed(path))):
+    for holder in (module, *(parent for parent, _ in reversed(path))):
         for name, first in LAYER_ATTRIBUTES.items():
-            number = getattr(around, name, None)
+            number = getattr(holder, name, None)
             if type(number) is int and number >= first:
                 return Position(root, number - first, 0)
     numbered = [
-        (holder, path[i - 1][1] if i else "", int(name))
-        for i, (holder, name) in enumerate(path)
+        (path[n - 1][1] in STACKS if n else False, parent, int(name))
+        for n, (parent, name) in enumerate(path)
         if name.isdecimal()
     ]
-    numbered.sort(key=lambda part: part[1] not in STACKS)  # stacks first
-    for holder, _, index in numbered[:1]:
-        length = len(holder) if isinstance(holder, Sized) else 0
-        return Position(id(holder), index, length)
-    return None
+    if not numbered:
+        return None
+    # the first list of layers, or else the first list
+    _, stack, number = max(numbered, key=lambda part: part[0])
+    return Position(id(stack), number, len(stack) if isinstance(stack, Sized) else 0)
 
 
 class LayerNumbering:
@@ -95,36 +90,25 @@ class LayerNumbering:
     """
 
     def __init__(self) -> None:
-        self._offsets: dict[int, int] = {}
-        self._taken: dict[int, int] = {}  # layer -> stack; -1: by order of first call
+        self._offsets: dict[int, int] = {}  # by stack
+        self._taken: set[int] = set()
         self._end = 0
 
     def number(self, positions: Sequence[Position | None]) -> list[int | None]:
         """Assign layer numbers to routers from their positions, in definition order."""
-        stacks: dict[int, list[Position]] = {}
-        for position in positions:
-            if position is not None:
-                stacks.setdefault(position.stack, []).append(position)
-        for stack, members in stacks.items():
-            if stack not in self._offsets:
-                met = any(member.number in self._taken for member in members)
-                self._offsets[stack] = self._end if met else 0
-            offset = self._offsets[stack]
-            for member in members:
-                layer = offset + member.number
-                self._taken[layer] = stack
-                last = offset + max(member.length, member.number + 1)
-                self._end = max(self._end, last)
-        return [
-            None
-            if position is None
-            else self._offsets[position.stack] + position.number
-            for position in positions
-        ]
+        known = [position for position in positions if position is not None]
+        for stack in dict.fromkeys(position.stack for position in known):
+            members = [position for position in known if position.stack == stack]
+            overlaps = any(member.number in self._taken for member in members)
+            offset = self._offsets.setdefault(stack, self._end if overlaps else 0)
+            self._taken.update(offset + member.number for member in members)
+            ends = (max(member.length, member.number + 1) for member in members)
+            self._end = max(self._end, offset + max(ends))
+        return [p and self._offsets[p.stack] + p.number for p in positions]
 
     def next(self) -> int:
         """Return the first free layer number, for routers without a position."""
         layer = next(n for n in range(len(self._taken) + 1) if n not in self._taken)
-        self._taken[layer] = -1
+        self._taken.add(layer)
         self._end = max(self._end, layer + 1)
         return layer

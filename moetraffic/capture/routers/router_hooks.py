@@ -13,30 +13,24 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from moetraffic.capture import annotate
-from moetraffic.capture.annotate import CallContext, RoutingSink
-from moetraffic.errors import CaptureError
+from moetraffic.capture.annotate import CallContext, RoutingSink, require
 
 from . import layer_index, router_readers
-from .observed_router import (
-    LayerHooks,
-    ObservedRouter,
-    has_no_values,
-    local,
-)
+from .observed_router import LayerHooks, ObservedRouter, has_no_values, local
 
 log = logging.getLogger("moetraffic")
 
 LABEL = "router"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-Failure = Callable[[str, Exception], Any]
 
 _installed: list[RouterHooks] = []
 
@@ -70,31 +64,21 @@ def router(
     callable
         Function that removes the registration.
 
-    Raises
-    ------
-    CaptureError
-        If ``kind`` is not a class or name, or ``ids`` is not callable.
-
     Notes
     -----
     An installed package can register a router by an entry point in the group
     ``moetraffic.router_readers``, with the class's full name and such a function.
     """
-    full = "." in kind if isinstance(kind, str) else inspect.isclass(kind)
-    if not full:
-        raise CaptureError(
-            "a router is identified by its class or the class's full name, such as "
-            f"'package.module.MyGate', not {kind!r}: give one of these"
-        )
-    if not callable(ids):
-        raise CaptureError(
-            f"the experts are read by a function of inputs and output, not {ids!r}: "
-            "give one"
-        )
-    if experts is not None and (type(experts) is not int or experts < 1):
-        raise CaptureError(
-            f"a router has a number of experts from 1 on, not {experts!r}: change it"
-        )
+    require(
+        "." in kind if isinstance(kind, str) else inspect.isclass(kind),
+        "a router is identified by its class or the class's full name, such as "
+        "'package.module.MyGate'",
+        kind,
+    )
+    rule = "the experts are read by a function of inputs and output"
+    require(callable(ids), rule, ids)
+    valid = experts is None or (type(experts) is int and experts > 0)
+    require(valid, "a router has a number of experts from 1 on", experts)
     name = kind if isinstance(kind, str) else router_readers.full_name(kind)
     undo = router_readers.register(name, router_readers.reader_of_ids(ids, experts))
     for hooks in _installed:
@@ -105,68 +89,46 @@ def router(
 def watch_routers(
     on_routing: RoutingSink = annotate.routing,
     *,
-    on_failure: Failure | None = None,
-    on_router: Callable[[str, int], object] | None = None,
-    model: nn.Module | None = None,
+    on_failure: Callable[[str, Exception], Any] | None = None,
+    on_router: Callable[[str, int], Any] = lambda name, k: None,
     choices: bool = False,
 ) -> Callable[[], None]:
-    """Install forward hooks that report the demand of all known routers.
+    """Report the demand of all known routers; return the function that ends it.
 
-    ``on_routing`` is called with the arguments of
-    :func:`moetraffic.capture.annotate.routing`: layer, demand ``[E]`` int64, dropped
-    copies as in a :class:`~.router_readers.Decision`, and the expert-parallel group or
-    None; with ``choices``, also with the keyword argument ``chosen``, the experts of
-    each token or None.  The thread's context has the label ``"router"`` during the
-    call, which must not raise.
-    ``on_failure`` is called with ``"router"`` and the error where a router cannot be
-    read; such an error does not reach the model.  If absent, each distinct error is
-    logged once.  ``on_router`` is called with the name of a router's class and the
-    experts per token, 0 unless the shapes of its ids and inputs show them.  All live
-    modules are searched for routers, or only ``model``.  Returns the function that
-    removes all hooks.
-
-    Notes
-    -----
-    Nothing is reported for fake tensors, while a CUDA graph is captured, or if the
-    program itself reports a layer's routing through
-    :func:`moetraffic.capture.annotate.routing`.  In a compiled module, a graph operator
-    reports (see :mod:`.observed_router`).
+    ``on_routing`` receives what :func:`.annotate.routing` does (``chosen`` only with
+    ``choices``) in a context with the label ``"router"``, and ``on_router`` the name of
+    a router's class and its experts per token, 0 if unknown.  By default, failures are
+    logged.  Nothing is reported for fake tensors, while a CUDA graph is captured, or of
+    layers whose routing the program itself reports.
     """
-    hooks = RouterHooks(on_routing, on_failure, on_router, model, choices=choices)
+    hooks = RouterHooks(on_routing, on_failure or _log, on_router, choices)
     hooks.scan()
     return hooks.undo
 
 
+def _log(label: str, error: Exception) -> None:
+    log.warning("the decision of a %s is not recorded: %s", label, error)
+
+
+@dataclass(eq=False)
 class RouterHooks:
     """The hooks installed by one call of :func:`watch_routers`."""
 
-    def __init__(
-        self,
-        sink: RoutingSink,
-        failure: Failure | None,
-        on_router: Callable[[str, int], object] | None,
-        model: nn.Module | None,
-        *,
-        choices: bool = False,
-    ) -> None:
-        self._sink, self._failure, self._model = sink, failure, model
-        self._choices, self._on_router = choices, on_router
+    on_routing: RoutingSink
+    on_failure: Callable[[str, Exception], Any]
+    on_router: Callable[[str, int], Any]
+    choices: bool
+
+    def __post_init__(self) -> None:
         self._lock = threading.RLock()
-        self._routers: WeakKeyDictionary[nn.Module, ObservedRouter] = (
-            WeakKeyDictionary()
-        )
-        self._layers: WeakKeyDictionary[nn.Module, LayerHooks] = WeakKeyDictionary()
-        self._readers: WeakKeyDictionary[type, router_readers.Reader | None] = (
-            WeakKeyDictionary()
-        )
+        self._routers = WeakKeyDictionary[nn.Module, ObservedRouter]()
+        self._layers = WeakKeyDictionary[nn.Module, LayerHooks]()
         self._numbering = layer_index.LayerNumbering()
         self._own_program: set[int] = set()  # layers whose routing the program reports
-        self._reporting = threading.local()
-        self._warned: set[str] = set()
         self._closed = False
         registration = nn.modules.module.register_module_module_registration_hook
         self._undo = contextlib.ExitStack()
-        self._undo.callback(annotate.subscribe(self._reported_by_program))
+        self._undo.callback(annotate.subscribe(self._reported))
         self._undo.callback(registration(self._attached).remove)
         _installed.append(self)
 
@@ -175,68 +137,50 @@ class RouterHooks:
     def scan(self) -> None:
         """Find the existing routers of the process and install hooks on them."""
         with self._lock:
-            self._readers.clear()
-            modules = self._modules()
-            held = layer_index.holders(modules)
+            modules = layer_index.modules_alive()
+            parents = layer_index.parents_of(modules)
             for module in modules:
-                if self._reader(type(module)) is None:
-                    continue
-                path = layer_index.path_of(module, held)
-                holder = next(
-                    (h for h, _ in reversed(path) if not isinstance(h, CONTAINERS)),
-                    None,
-                )
-                self._found(module, holder)
-
-    def _modules(self) -> list[nn.Module]:
-        if self._model is not None:
-            return list(self._model.modules())
-        return layer_index.modules_alive()
-
-    def _reader(self, kind: type) -> router_readers.Reader | None:
-        if kind not in self._readers:
-            self._readers[kind] = router_readers.reader_for(kind)
-        return self._readers[kind]
+                if router_readers.reader_for(type(module)) is not None:
+                    path = layer_index.path_of(module, parents)
+                    above = (parent for parent, _ in reversed(path))
+                    holders = (p for p in above if not isinstance(p, CONTAINERS))
+                    self._hook(module, next(holders, None))
 
     def _attached(self, holder: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Hook a router when it is added to its parent module (called by torch)."""
+        if child is None:
+            return
         try:
-            if child is None or self._model is not None:
-                return
-            members: list[nn.Module] = []
-            if isinstance(child, CONTAINERS):
-                members = [m for m in child.children() if m in self._routers]
-            elif self._reader(type(child)) is not None:
-                members = [child]
-            around = None if isinstance(holder, CONTAINERS) else holder
+            parent = None if isinstance(holder, CONTAINERS) else holder
             with self._lock:
-                for member in members:
-                    self._found(member, around)
+                if isinstance(child, CONTAINERS):
+                    for member in child.children():
+                        if member in self._routers:
+                            self._hook(member, parent)
+                elif router_readers.reader_for(type(child)) is not None:
+                    self._hook(child, parent)
         except Exception as error:
             # no error may prevent the construction of the model
             self.failed(error)
 
-    def _found(self, module: nn.Module, holder: nn.Module | None) -> None:
+    def _hook(self, module: nn.Module, holder: nn.Module | None) -> None:
         """Install hooks on a router and its parent module."""
-        if holder is not None and type(holder).__module__.startswith("moetraffic."):
+        if type(holder).__module__.startswith("moetraffic."):
             return  # the package's own models report their routing
         entry = self._routers.get(module)
         if entry is None:
-            reader = self._reader(type(module))
+            reader = router_readers.reader_for(type(module))
             assert reader is not None
             entry = self._routers[module] = ObservedRouter(self, reader, module)
             # before other hooks, which may change the router's output
-            handle = module.register_forward_hook(entry, prepend=True)
-            self._undo.callback(handle.remove)
-        if holder is None or entry.holder() is not None:
+            module.register_forward_hook(entry, prepend=True)
+        if holder is None or (entry.block and entry.block.module() is not None):
             return
-        entry.holder = ref(holder)
-        if holder not in self._layers:
-            around = self._layers[holder] = LayerHooks(self, entry)
-            before = holder.register_forward_pre_hook(around.enter, prepend=True)
-            after = holder.register_forward_hook(around.leave, always_call=True)
-            self._undo.callback(before.remove)
-            self._undo.callback(after.remove)
+        entry.block = self._layers.get(holder)
+        if entry.block is None:
+            entry.block = self._layers[holder] = LayerHooks(self, entry, holder)
+            holder.register_forward_pre_hook(entry.block.enter, prepend=True)
+            holder.register_forward_hook(entry.block.leave, always_call=True)
 
     # ---- what the hooks call ---------------------------------------------------
 
@@ -256,78 +200,57 @@ class RouterHooks:
                 decision = entry.reader(module, inputs, local(output))
                 if decision is None:
                     return
-                told: dict[str, Any] = {}
-                if self._choices:
-                    told["chosen"] = decision.chosen and decision.chosen()
+                more: dict[str, Any] = {}
+                if self.choices:
+                    more["chosen"] = decision.chosen and decision.chosen()
             layer = before.layer
             if before.linked or layer < 0:
-                layer = self.layer(self._first_of_layer(entry))
+                # several routers of a layer (Tutel) have the number of the first one
+                layer = self.layer(entry.block.router if entry.block else entry)
             if layer in self._own_program:
                 return
-            if self._on_router is not None:
-                self._on_router(type(module).__name__, decision.k)
+            self.on_router(type(module).__name__, decision.k)
             group = entry.group()
-            self._reporting.on = True
             annotate.set_context(CallContext(layer, "", LABEL, linked=True))
-            self._sink(layer, decision.demand, decision.dropped, group, **told)
+            self.on_routing(layer, decision.demand, decision.dropped, group, **more)
         except Exception as error:
             # no error of the recording may reach the training
             self.failed(error)
         finally:
             annotate.set_context(before)
-            self._reporting.on = False
 
     def layer(self, entry: ObservedRouter) -> int:
-        """Return the layer number of a router, determined on first use."""
-        if entry.layer < 0:
-            with self._lock:
-                self._place_model(entry)
-                if entry.layer < 0:
-                    entry.layer = self._numbering.next()
+        """Return the layer number of a router, determined on first use.
+
+        Then all routers of its model are numbered, in order of definition.  Models that
+        have not been called are ignored: they would shift layer numbers.
+        """
+        module = entry.module()
+        with self._lock:
+            if entry.layer < 0 and module is not None:
+                parents = layer_index.parents_of(layer_index.modules_alive())
+                path = layer_index.path_of(module, parents)
+                root = path[0][0] if path else module
+                parts = [p for p in root.modules() if p in self._routers]
+                parts = [p for p in parts if self._routers[p].layer < 0]
+                numbers = self._numbering.number(
+                    [layer_index.position_of(part, parents) for part in parts]
+                )
+                for part, number in zip(parts, numbers, strict=True):
+                    self._routers[part].layer = -1 if number is None else number
+            if entry.layer < 0:
+                entry.layer = self._numbering.next()
         return entry.layer
 
-    def _first_of_layer(self, entry: ObservedRouter) -> ObservedRouter:
-        """Return the first router of a layer (Tutel layers have several gates)."""
-        holder = entry.holder()
-        around = None if holder is None else self._layers.get(holder)
-        return entry if around is None else around.router
-
-    def _place_model(self, called: ObservedRouter) -> None:
-        """Number all routers of a router's model, in order of definition.
-
-        Models that have not been called are ignored: they would shift layer numbers.
-        """
-        module = called.module()
-        if module is None:
-            return
-        held = layer_index.holders(self._modules())
-        path = layer_index.path_of(module, held)
-        root = path[0][0] if path else module
-        parts = [
-            (part, self._routers[part])
-            for part in root.modules()
-            if part in self._routers and self._routers[part].layer < 0
-        ]
-        numbers = self._numbering.number(
-            [layer_index.position_of(part, held) for part, _ in parts]
-        )
-        for (_, entry), number in zip(parts, numbers, strict=True):
-            if number is not None:
-                entry.layer = number
-
-    def _reported_by_program(
-        self, layer: int, _demand: Any, _dropped: Any, _group: Any
-    ) -> None:
-        if not getattr(self._reporting, "on", False):
+    def _reported(self, layer: int, *_: Any) -> None:
+        """Note a layer whose routing is reported by the program, not by a hook."""
+        place = annotate.place()
+        if not (place.linked and place.label == LABEL):
             self._own_program.add(layer)
 
     def failed(self, error: Exception) -> None:
-        """Report or log a router whose output could not be read."""
-        if self._failure is not None:
-            self._failure(LABEL, error)
-        elif str(error) not in self._warned:
-            self._warned.add(str(error))
-            log.warning("a router's decision is not recorded: %s", error)
+        """Report a router whose output could not be read."""
+        self.on_failure(LABEL, error)
 
     def undo(self) -> None:
         """Remove all hooks on routers and MoE layers."""
@@ -347,6 +270,7 @@ class RouterHooks:
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for key, hook in list(hooks.items()):
                     owner: Any = getattr(hook, "__self__", hook)
-                    ours = isinstance(owner, (ObservedRouter, LayerHooks))
-                    if ours and owner.hooks is self:
+                    is_hook = isinstance(owner, (ObservedRouter, LayerHooks))
+                    if is_hook and owner.hooks is self:
                         del hooks[key]
+                        module._forward_hooks_always_called.pop(key, None)

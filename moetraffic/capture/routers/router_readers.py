@@ -10,16 +10,18 @@ Shapes: T tokens of this rank, k experts per token, E experts, C capacity.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from moetraffic.capture.input_validation import OUTSIDE
+from moetraffic.capture.validation import OUTSIDE
 from moetraffic.errors import CaptureError
 from moetraffic.trace.model import NONE_BEFORE
 
@@ -49,7 +51,7 @@ Reader = Callable[[nn.Module, Sequence[Any], Any], "Decision | None"]
 """``reader(module, inputs, output)``; returns None if nothing was routed."""
 
 
-def chosen(ids: Tensor, experts: int) -> Tensor:
+def copies(ids: Tensor, experts: int) -> Tensor:
     """Count how often each expert is chosen in ``ids`` of any shape, ``[E]`` int64.
 
     Other values (-1 for a dropped copy, E for padding) are not counted.
@@ -60,26 +62,33 @@ def chosen(ids: Tensor, experts: int) -> Tensor:
     return counts.scatter_add_(0, flat.clamp(0, experts - 1), is_expert.long())
 
 
-def _decision_of_ids(
+def _of_ids(
     ids: Tensor, experts: int, inputs: Sequence[Any] = (), *, exact: bool = False
 ) -> Decision:
     """Create the decision of expert ids ``[..., k]``; flat ids have unknown tokens.
 
     Unless the number of experts is ``exact``, an id that is neither an expert nor -1
-    makes the demand invalid, see :data:`~.input_validation.OUTSIDE`.
+    makes the demand invalid, see :data:`~.validation.OUTSIDE`.
     """
-    own = (lambda: ids.detach()) if ids.dim() > 1 else None
-    demand, k = chosen(ids, experts), experts_per_token(ids, inputs, experts)
+    ids = ids.detach()
+    demand, k = copies(ids, experts), experts_per_token(ids, inputs, experts)
     if ids.numel() and not exact:
-        least, most = ids.detach().aminmax()
+        least, most = ids.aminmax()
         wrong = torch.where(most >= experts, most.long(), least.long())
         outside = (most >= experts) | (least < -1)
         demand = torch.where(outside, OUTSIDE + wrong, demand)
-    # ids of a token each, not what is left of them after a capacity
-    before = None
+    dropped = None
     if k and ids.dim() > 1 and _tokens(inputs):
-        before = torch.where(demand.sum() == ids.numel(), NONE_BEFORE, -1)
-    return Decision(demand, before, chosen=own, k=k)
+        # ids of all tokens, or what is left of them after a capacity
+        dropped = torch.where(demand.sum() == ids.numel(), NONE_BEFORE, -1)
+    return Decision(demand, dropped, (lambda: ids) if ids.dim() > 1 else None, k)
+
+
+def _of_mask(mask: Tensor) -> Decision:
+    """Create the decision of a mask ``[..., E]`` of chosen experts, of any type."""
+    chosen = mask.detach() != 0
+    demand = chosen.reshape(-1, mask.shape[-1]).sum(0)
+    return Decision(demand, chosen=lambda: chosen)
 
 
 def experts_per_token(ids: Tensor, inputs: Sequence[Any], experts: int) -> int:
@@ -108,25 +117,8 @@ def _tokens(inputs: Sequence[Any]) -> int:
     return next(rows, 0)
 
 
-def _decision_of_mask(mask: Tensor) -> Decision:
-    """Create the decision of a mask ``[..., E]`` of chosen experts, of any type."""
-    own = (lambda: mask.detach() != 0) if mask.dim() > 1 else None
-    return Decision(marked(mask), chosen=own)
-
-
-def marked(mask: Tensor) -> Tensor:
-    """Count the nonzero entries of a mask ``[..., E]`` by expert, ``[E]`` int64."""
-    return (mask.detach() != 0).reshape(-1, mask.shape[-1]).sum(0)
-
-
 def experts_of(module: nn.Module) -> int:
-    """Find the number of experts of a router.
-
-    Raises
-    ------
-    CaptureError
-        If the router has none of the known attributes.
-    """
+    """Find the number of experts of a router, or raise a CaptureError."""
     for holder in (module, getattr(module, "config", None)):
         for name in EXPERT_COUNTS:
             count = getattr(holder, name, None)
@@ -153,7 +145,20 @@ def _ids(position: int, logits: int | None = None) -> Reader:
     def read(module: nn.Module, inputs: Sequence[Any], output: Any) -> Decision:
         exact = logits is not None
         experts = output[logits].shape[-1] if exact else experts_of(module)
-        return _decision_of_ids(output[position], experts, inputs, exact=exact)
+        return _of_ids(output[position], experts, inputs, exact=exact)
+
+    return read
+
+
+def _largest(scores_of: Callable[[Any], Tensor]) -> Reader:
+    """Create a reader of each token's ``module.top_k`` largest scores ``[T, E]``."""
+
+    def read(module: Any, _inputs: Sequence[Any], output: Any) -> Decision:
+        if module.training and getattr(module, "gate_noise", False):
+            raise ValueError("Tutel adds gate_noise to the logits after its gate")
+        scores = scores_of(output).detach()
+        ids = scores.topk(module.top_k, dim=-1).indices
+        return _of_ids(ids, scores.shape[-1], (scores,), exact=True)
 
     return read
 
@@ -165,106 +170,64 @@ def _megatron(module: nn.Module, inputs: Sequence[Any], output: Any) -> Decision
     (``apply_router_token_dropping``).  An inference router returns ids instead of the
     map.
     """
-    probs, chosen_ = output
-    if chosen_.dtype != torch.bool:
-        return _decision_of_ids(chosen_, experts_of(module), inputs)
+    probs, routed = output
+    if routed.dtype != torch.bool:
+        return _of_ids(routed, experts_of(module), inputs)
     config = getattr(module, "config", None)
     if getattr(config, "moe_pad_expert_input_to_capacity", False):
-        chosen_ = chosen_ & (probs.detach() != 0)
-    return _decision_of_mask(chosen_)
-
-
-def _deepspeed(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Read DeepSpeed's demand and drops: 7 values since release 0.16, 4 before.
-
-    ``(l_aux, C, E, indices [k, T], locations, gates, exp_counts [E])``, an index of -1
-    being a dropped copy, or ``(l_aux, combine, dispatch_mask [T, E, C], exp_counts)``.
-    The older ``top2gating`` counts only first choices, so the sent copies are reported.
-    The experts of a token are those of its sent copies.
-    """
-    counts = output[-1].detach().to(torch.int64)
-    if len(output) == 7:
-        ids = output[3].detach()
-        dropped = counts - chosen(ids, counts.numel())
-        return Decision(counts, dropped, lambda: ids.reshape(-1, ids.shape[-1]).T)
-    sent = output[2].detach().to(torch.bool)
-    kept = sent.sum((0, 2))
-    if getattr(module, "k", 1) == 2:
-        return Decision(kept, None, lambda: sent.any(2))
-    counts = counts.to(kept.device)
-    return Decision(counts, counts - kept, lambda: sent.any(2))
+        routed = routed & (probs.detach() != 0)
+    return _of_mask(routed)
 
 
 def _fairscale(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Read sent copies of fairscale: ``(l_aux, combine, dispatch_mask [T, E, C])``."""
+    """Read sent copies of ``(l_aux, combine, dispatch_mask [T, E, C])``."""
     sent = output[2].detach().to(torch.bool)
     return Decision(sent.sum((0, 2)), chosen=lambda: sent.any(2))
 
 
-def _switch(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
+def _deepspeed(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
+    """Read DeepSpeed's demand and drops.
+
+    ``(l_aux, C, E, indices [k, T], locations, gates, exp_counts [E])``, an index of -1
+    being a dropped copy. The experts of a token are those of its sent copies.
+    """
+    if len(output) != 7:
+        raise ValueError("routers of DeepSpeed are read from release 0.16 on")
+    ids, counts = output[3].detach(), output[6].detach().to(torch.int64)
+    dropped = counts - copies(ids, counts.numel())
+    return Decision(counts, dropped, lambda: ids.reshape(-1, ids.shape[-1]).T)
+
+
+def _switch(module: Any, _inputs: Sequence[Any], output: Any) -> Decision:
     """Read demand and drops of transformers' Switch: ``(mask [B, S, E], _, logits)``.
 
     The choice before capacity is recomputed from the logits as in
     ``SwitchTransformersTop1Router.forward``.
     """
     mask, _, logits = output
-    router: Any = module
-    scores = logits.detach().softmax(-1, dtype=router.dtype).to(router.input_dtype)
-    demand = chosen(scores.argmax(-1), logits.shape[-1])
-    return Decision(demand, demand - marked(mask))
-
-
-def _nllb(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Read sent copies of NLLB: nonzero weights of ``(mask, weights [T, E], _)``."""
-    return _decision_of_mask(output[1])
-
-
-def _jetmoe(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Read JetMoE's copies per expert, the fourth value of the router's output."""
-    return Decision(torch.tensor(output[3], dtype=torch.int64))
-
-
-def _largest(module: nn.Module, scores: Tensor) -> Decision:
-    """Count the ``module.top_k`` largest scores ``[T, E]`` of each token."""
-    k = getattr(module, "top_k", None)
-    if not isinstance(k, int):
-        raise ValueError(f"a {type(module).__name__} has no integer attribute top_k")
-    ids = scores.topk(k, dim=-1).indices
-    return _decision_of_ids(ids, scores.shape[-1], (scores,), exact=True)
-
-
-def _llama(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Read the logits ``[T, E]`` of Llama 4, the second value of the output."""
-    return _largest(module, output[1].detach())
-
-
-def _tutel(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Read Tutel's demand before capacity: top k of the softmax of logits ``[T, E]``.
-
-    Raises
-    ------
-    ValueError
-        If the layer adds noise to the output of the gate.
-    """
-    if module.training and getattr(module, "gate_noise", False):
-        raise ValueError("Tutel adds gate_noise to the logits after its gate")
-    return _largest(module, output.detach().softmax(1))
-
-
-def _block(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision | None:
-    """Read the output ``(hidden, logits [T, E])`` of a MoE block of transformers 4.
-
-    The block chooses the top k of ``softmax(logits, dtype=float32)``.  In release 5 the
-    block contains a router module, which is read instead.
-    """
-    if not isinstance(output, tuple) or len(output) != 2:
-        return None
-    return _largest(module, output[1].detach().softmax(1, dtype=torch.float32))
+    scores = logits.detach().softmax(-1, dtype=module.dtype).to(module.input_dtype)
+    demand = copies(scores.argmax(-1), logits.shape[-1])
+    return Decision(demand, demand - _of_mask(mask).demand)
 
 
 LOGITS_WEIGHTS_IDS = _ids(2, 0)
 """``(logits [T, E], weights [T, k], ids [T, k])``: most routers of transformers 5."""
 
+TRANSFORMERS: dict[str, Reader] = {
+    # transformers 5.23, src/transformers/models/*/modeling_*.py
+    "SwitchTransformersTop1Router": _switch,
+    # (mask, weights [T, E], _), weights of 0 being dropped
+    "NllbMoeTop2Router": lambda _module, _inputs, output: _of_mask(output[1]),
+    "Llama4Router": _largest(lambda output: output[1]),
+    **dict.fromkeys(
+        (
+            *("*TopKRouter", "*TopkRouter", "*TokenChoiceRouter", "*HashRouter"),
+            *("Gemma4TextRouter", "DiffusionGemmaTextRouter", "ZayaRouter"),
+            "HunYuanMoEV1Gate",
+        ),
+        LOGITS_WEIGHTS_IDS,
+    ),
+}
 READERS: dict[str, Reader] = {
     # Megatron-Core 0.16, megatron/core/transformer/moe/router.py
     "megatron.core.*.TopKRouter": _megatron,
@@ -275,69 +238,55 @@ READERS: dict[str, Reader] = {
     "fairscale.*.Top2Gate": _fairscale,
     # torchtitan 0.1 to 0.3, torchtitan/models/common/moe.py (before: models/moe/moe.py)
     "torchtitan.*.TokenChoiceTopKRouter": _ids(1),
-    # transformers 5.23, src/transformers/models/*/modeling_*.py
-    "transformers.models.*.SwitchTransformersTop1Router": _switch,
-    "transformers.models.*.NllbMoeTop2Router": _nllb,
-    "transformers.models.*.JetMoeTopKGating": _jetmoe,
-    "transformers.models.*.Llama4Router": _llama,
-    "transformers.models.*.*TopKRouter": LOGITS_WEIGHTS_IDS,
-    "transformers.models.*.*TopkRouter": LOGITS_WEIGHTS_IDS,
-    "transformers.models.*.*TokenChoiceRouter": LOGITS_WEIGHTS_IDS,
-    "transformers.models.*.*HashRouter": LOGITS_WEIGHTS_IDS,
-    "transformers.models.*.Gemma4TextRouter": LOGITS_WEIGHTS_IDS,
-    "transformers.models.*.DiffusionGemmaTextRouter": LOGITS_WEIGHTS_IDS,
-    "transformers.models.*.HunYuanMoEV1Gate": LOGITS_WEIGHTS_IDS,
-    "transformers.models.*.ZayaRouter": LOGITS_WEIGHTS_IDS,
-    # transformers 4, whose routers are plain linear layers
-    "transformers.models.*.MixtralSparseMoeBlock": _block,
-    "transformers.models.*.Qwen2MoeSparseMoeBlock": _block,
-    "transformers.models.*.Qwen3MoeSparseMoeBlock": _block,
-    "transformers.models.*.OlmoeSparseMoeBlock": _block,
+    **{f"transformers.models.*.{kind}": r for kind, r in TRANSFORMERS.items()},
     # models with remote code: DeepSeek-V2 and -V3, Moonlight, Kimi
     "transformers_modules.*.MoEGate": _ids(0),
     # megablocks 0.5 to 0.10, megablocks/layers/router.py
     "megablocks.*.LearnedRouter": _ids(-1, 0),
     # fastmoe 1.2, fmoe/gates/*.py
     "fmoe.gates.*Gate": _ids(0),
-    # Tutel 0.3, tutel/gates/{top,cosine_top}.py
-    "tutel.gates.*Gate": _tutel,
+    # Tutel 0.3, tutel/gates/{top,cosine_top}.py; before capacity
+    "tutel.gates.*Gate": _largest(lambda logits: logits.softmax(1)),
 }
 """Readers by pattern of a class's full name; the first match is used."""
 
 _registered: dict[str, Reader] = {}
 """Readers registered by users, which take precedence over the table."""
-
-
 _unmatched: set[str] = set()
 """Names of registered classes of which no module has been seen."""
+_by_class: WeakKeyDictionary[type, Reader | None] = WeakKeyDictionary()
 
 
 def register(name: str, reader: Reader) -> Callable[[], None]:
     """Register a reader for a router class; return the function that removes it."""
     _registered[name] = reader
     _unmatched.add(name)
+    _by_class.clear()
 
     def undo() -> None:
         if _registered.get(name) is reader:
             del _registered[name]
             _unmatched.discard(name)
+            _by_class.clear()
 
     return undo
 
 
 def reader_for(kind: type) -> Reader | None:
     """Find the reader of a module's class; None if it is not a known router."""
-    for ancestor in kind.__mro__:
+    if kind in _by_class:
+        return _by_class.get(kind)
+    match: Reader | None = None
+    readers = (_registered, READERS, _installed())
+    patterns = [item for table in readers for item in table.items()]
+    for ancestor in itertools.takewhile(lambda c: c is not nn.Module, kind.__mro__):
         name = full_name(ancestor)
-        for pattern, reader in (*_registered.items(), *READERS.items()):
-            if fnmatchcase(name, pattern):
+        for pattern, reader in patterns:
+            if match is None and fnmatchcase(name, pattern):
                 _unmatched.discard(pattern)
-                return reader
-        if name in _installed():
-            return _installed()[name]
-        if ancestor is nn.Module:
-            break
-    return None
+                match = reader
+    _by_class[kind] = match
+    return match
 
 
 def unmatched() -> list[str]:
@@ -353,11 +302,7 @@ def full_name(kind: type) -> str:
 def reader_of_ids(
     read: Callable[[Sequence[Any], Any], Any], experts: int | None
 ) -> Reader:
-    """Create a reader from a function ``(inputs, output) -> ids``.
-
-    Ids are integers of any shape, a bool mask ``[..., E]``, or None if nothing was
-    routed.
-    """
+    """Create a reader from a function as in :func:`.router_hooks.router`."""
 
     def reader(
         module: nn.Module, inputs: Sequence[Any], output: Any
@@ -378,8 +323,8 @@ def reader_of_ids(
                 "or a bool mask: return the ids"
             )
         if ids.dtype == torch.bool:
-            return _decision_of_mask(ids)
-        return _decision_of_ids(ids, experts or experts_of(module), inputs)
+            return _of_mask(ids)
+        return _of_ids(ids, experts or experts_of(module), inputs)
 
     return reader
 
@@ -388,9 +333,8 @@ def _described(value: Any) -> str:
     """Describe what a router, or a function of its output, returned."""
     if isinstance(value, Tensor):
         return f"{value.dtype} of shape {list(value.shape)}"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+    length = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return f"a {type(value).__name__}{length}"
 
 
 @lru_cache(maxsize=1)

@@ -108,6 +108,7 @@ def capture(
                 force=force,
                 rank_env=rank_env,
                 on_step=tick,
+                say=announce,
                 overwrite=OVERWRITE,
                 every=every,
                 most_bytes=most_bytes,

@@ -14,7 +14,7 @@ from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
 from moetraffic.report.console.options import AsJson, Force, option
-from moetraffic.report.console.terminal import Paper, say
+from moetraffic.report.console.terminal import Paper, announce, say
 from moetraffic.report.results.overview import overview, sentence, tables
 from moetraffic.trace import Trace
 
@@ -60,7 +60,11 @@ def demo(
     _stage(f"1/3 train on {nproc} ranks and capture every collective", as_json)
     with progress("training", iterations, quiet=as_json) as step:
         trace = capture_run(
-            workload, run, force=force, on_step=step, overwrite=OVERWRITE
+            *(workload, run),
+            force=force,
+            on_step=step,
+            say=announce,
+            overwrite=OVERWRITE,
         )
     assert trace is not None  # this process is no rank
     from moetraffic.analysis import analyze

@@ -61,7 +61,11 @@ def doctor(
 
     # examine() reports what is wrong with a seat
     rank_env, folder = seat(), output.absolute().parent
-    found = examine(folder, exchange=not no_exchange)
+    found = examine(folder)
+    if not (no_exchange or any(f.name == "launcher" for f in stops(found))):
+        from moetraffic.health.exchange import try_ranks
+
+        found += try_ranks(rank_env)
     if trace is not None:
         ranks = rank_env.world if rank_env is not None else nproc
         found += before_replay(trace, nproc=ranks, folder=folder)

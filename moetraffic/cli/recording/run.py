@@ -12,7 +12,7 @@ import typer
 
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.launch import foreground_process, hook_environment
-from moetraffic.launch.segment_merging import SegmentMerger
+from moetraffic.launch.log_merging import LogMerger
 from moetraffic.report.console.options import (
     Every,
     Force,
@@ -25,8 +25,8 @@ from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.report.results.overview import sentence, tables
 from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.choices import NO_SAMPLE
+from moetraffic.trace.merge.log_folder import clear, make_room
 from moetraffic.trace.routed import contradiction_of_k
-from moetraffic.trace.segments.series import clear, make_room
 
 CHECKED = 64
 """Routing records whose counts are compared with k."""
@@ -80,16 +80,20 @@ def run(
             f"the command to run comes after --, but {command[0]} is named as one: "
             f"name the trace to write with -o {command[0]}"
         )
-    make_room(output, force=force)
     names = {"model": model, "router": router, "k": k, "most_bytes": most_bytes}
     names["token_sample"] = token_sample
     if every > 1:
         names["every"] = every
     hook = hook_environment.variables(output, force=force, names=names)
+    make_room(output, force=force)
     if environment:
         print(hook_environment.exports(hook))
         return
     assert command is not None
+    # torch takes a second to import
+    from moetraffic.capture.hook import native
+
+    native.build_if_possible(announce)
     with tempfile.TemporaryDirectory(prefix="moetraffic-") as notes:
         began = time.time()
         hook[hook_environment.NOTES] = notes
@@ -130,7 +134,7 @@ def harvest(
     A trace without the experts of ``token_sample`` tokens is reported.
     """
     paper = Paper(stderr=True)
-    made = SegmentMerger(output, began, force=force, say=announce).gather(notes)
+    made = LogMerger(output, began, force=force, say=announce).gather(notes)
     for name in made:
         with Trace.open(name) as trace:
             if contradiction := _contradiction_of_k(trace):

@@ -13,13 +13,13 @@ from rich.console import Group
 from rich.live import Live
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.files import validate_other_than_input, validate_output
+from moetraffic.files import LOGS, validate_other_than_input, validate_output
 from moetraffic.report.console.options import AsJson, option
 from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.tables import plain
 
 if TYPE_CHECKING:
-    from moetraffic.report.event_files import StepLog
+    from moetraffic.report.event_files import SnapshotWriter
     from moetraffic.watch import Snapshot
 
 ABOVE_LAYERS = 20
@@ -30,8 +30,8 @@ def watch(
     trace: Annotated[
         Path,
         typer.Argument(
-            help="Trace that is being recorded (run.h5), or its segments "
-            "(run.h5.segments)."
+            help="Trace that is being recorded (run.h5), or its folder of logs "
+            "(run.h5.logs)."
         ),
     ],
     last: int = option(32, "Number of steps to summarize.", min=1),
@@ -56,8 +56,8 @@ def watch(
 ) -> None:
     """Watch a run while it trains: expert load, imbalance, bytes and time by layer.
 
-    Reads the segments that the ranks have written; it does not contact the ranks. Ends
-    when the run has ended.
+    Reads the logs that the ranks write; it does not contact the ranks. Ends when the
+    run has ended.
 
     Example: moetraffic watch run.h5 --last 100 --metrics /var/lib/node/moe.prom
     """
@@ -76,7 +76,7 @@ def watch(
     snapshots = watch_run(
         trace, last=last, layers=layers, interval_s=interval, follow=not once
     )
-    with _files(metrics, _logs(trace, tensorboard, wandb)) as write:
+    with _output(_writers(trace, metrics, tensorboard, wandb)) as write:
         written = map(write, snapshots)
         if as_json:
             for snapshot in written:
@@ -110,50 +110,51 @@ def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:
             paper.show(tables(last, experts=experts))
 
 
-def _logs(trace: Path, tensorboard: Path | None, wandb: str | None) -> list[StepLog]:
-    """Open the logs of steps that were asked for."""
-    if tensorboard is None and wandb is None:
+def _writers(
+    trace: Path, metrics: Path | None, tensorboard: Path | None, wandb: str | None
+) -> list[SnapshotWriter]:
+    """Open the outputs that were asked for."""
+    if metrics is None and tensorboard is None and wandb is None:
         return []
     if wandb is not None:  # before imports that take seconds
         announce("starting a run of Weights & Biases; its service may need a minute")
-    from moetraffic.report.event_files import event_files, wandb_run
+    from moetraffic.report.event_files import MetricsFile, event_files, wandb_run
 
-    logs = [] if tensorboard is None else [event_files(tensorboard)]
+    writers: list[SnapshotWriter] = []
+    if metrics is not None:
+        writers.append(MetricsFile(metrics))
+    if tensorboard is not None:
+        writers.append(event_files(tensorboard))
     if wandb is not None:
-        name = trace.name.removesuffix(".segments").removesuffix(".h5")
-        logs.append(wandb_run(wandb, name))
-    return logs
+        name = trace.name.removesuffix(LOGS).removesuffix(".h5")
+        writers.append(wandb_run(wandb, name))
+    return writers
 
 
 @contextlib.contextmanager
-def _files(
-    metrics: Path | None, logs: list[StepLog]
+def _output(
+    writers: list[SnapshotWriter],
 ) -> Iterator[Callable[[Snapshot], Snapshot]]:
-    """Open the outputs of a watch; yield the function that writes a snapshot."""
-    from moetraffic.report.results.watch import write_snapshot_metrics
-
+    """Yield the function that writes a snapshot to all outputs; close them."""
     written = 0
 
     def write(snapshot: Snapshot) -> Snapshot:
-        nonlocal metrics, written
+        nonlocal written
         try:
-            if metrics is not None:
-                write_snapshot_metrics(metrics, snapshot)
-            for log in logs:
-                log.add(snapshot)
+            for writer in writers:
+                writer.add(snapshot)
         except MoetrafficError as error:
             if not written:
                 raise
             # a full disk does not end the view
             announce(f"{error}; files are no longer written")
-            metrics = None
-            while logs:
-                logs.pop().close()
+            while writers:
+                writers.pop().close()
         written += 1
         return snapshot
 
     try:
         yield write
     finally:
-        for log in logs:
-            log.close()
+        for writer in writers:
+            writer.close()

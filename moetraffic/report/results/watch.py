@@ -1,19 +1,14 @@
-"""Tabulate, draw and export snapshots of a run in progress."""
+"""Tabulate and draw snapshots of a run in progress."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from prometheus_client import Metric, generate_latest
 
 from moetraffic.analysis.skew.collapse import COLLAPSED, STARVED
 from moetraffic.arrays import Float64
-from moetraffic.files import write_errors, write_whole
 from moetraffic.report.chart import Axis, Chart, Panel, Series
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace.model import Source
@@ -57,19 +52,19 @@ def tables(
         Largest number of layers in the table, those of the largest imbalance; None:
         all.
     """
-    found = [_state(snapshot)]
+    result = [_state(snapshot)]
     if snapshot.layers:
-        found.append(_layers(snapshot, most))
+        result.append(_layers(snapshot, most))
     if experts:
-        found += [_experts(each) for each in snapshot.layers if each.of]
-    return found
+        result += [_experts(layer) for layer in snapshot.layers if layer.of]
+    return result
 
 
 def _state(snapshot: Snapshot) -> Table:
     steps = snapshot.iteration
     facts: dict[str, str] = {"state": STATES[snapshot.state]}
     if np.isfinite(snapshot.idle_s) and not snapshot.ended:
-        facts["newest segment"] = f"{duration(snapshot.idle_s)} old"
+        facts["newest record"] = f"{duration(snapshot.idle_s)} old"
     if snapshot.world:
         facts["ranks"] = _ranks(snapshot)
     if len(steps):
@@ -93,6 +88,8 @@ def _state(snapshot: Snapshot) -> Table:
         share = mean(snapshot.time_share)
         left_out = f", {WITHOUT_WAITING}" * bool(np.isfinite(share))
         facts["share of step time in all-to-alls"] = _share(share) + left_out
+    if np.isfinite(snapshot.log_bytes):
+        facts["log bytes a step"] = byte_size(snapshot.log_bytes)
     return Table(
         title=str(snapshot.path),
         rows=list(facts.items()),
@@ -106,8 +103,8 @@ def _ranks(snapshot: Snapshot) -> str:
     return seen + (f", {closed} closed" if closed and not snapshot.ended else "")
 
 
-def _text(form: object, value: float) -> str:
-    return form(value) if np.isfinite(value) else UNAVAILABLE  # type: ignore[operator]
+def _text(form: Callable[[float], str], value: float) -> str:
+    return form(value) if np.isfinite(value) else UNAVAILABLE
 
 
 def _share(value: float) -> str:
@@ -118,9 +115,9 @@ def _layers(snapshot: Snapshot, most: int | None) -> Table:
     chosen = list(snapshot.layers)
     notes = []
     if most is not None and len(chosen) > most:
-        skew = {each.layer: np.nan_to_num(mean(each.imbalance)) for each in chosen}
-        chosen = sorted(chosen, key=lambda each: -skew[each.layer])[: max(1, most)]
-        chosen.sort(key=lambda each: each.layer)
+        skew = {layer.layer: np.nan_to_num(mean(layer.imbalance)) for layer in chosen}
+        chosen = sorted(chosen, key=lambda layer: -skew[layer.layer])[: max(1, most)]
+        chosen.sort(key=lambda layer: layer.layer)
         notes.append(
             f"the {len(chosen)} of {len(snapshot.layers)} layers with the largest "
             "imbalance: select others with --layers"
@@ -136,7 +133,7 @@ def _layers(snapshot: Snapshot, most: int | None) -> Table:
         "time share": "",
         "collapsed": "<",
     }
-    rows = [_row(each) for each in chosen]
+    rows = [_row(layer) for layer in chosen]
     return Table(
         columns=columns,
         rows=rows,
@@ -145,37 +142,37 @@ def _layers(snapshot: Snapshot, most: int | None) -> Table:
     )
 
 
-def _row(each: LayerSnapshot) -> tuple[object, ...]:
-    ratio = each.ratio
-    hot = ", ".join(f"{cell}: {ratio[cell]:.2f}" for cell in each.hot)
+def _row(layer: LayerSnapshot) -> tuple[object, ...]:
+    ratio = layer.ratio
+    hot = ", ".join(f"{cell}: {ratio[cell]:.2f}" for cell in layer.hot)
     return (
-        _name(each),
-        mean(each.imbalance),
-        mean(each.floor),
+        _name(layer),
+        mean(layer.imbalance),
+        mean(layer.floor),
         bars(ratio),
-        (("rank " if each.of == "rank" else "") + hot)
+        (("rank " if layer.of == "rank" else "") + hot)
         if hot
-        else "none" * bool(each.of),
-        mean(each.dropped_share),
-        mean(each.bytes),
-        _share(mean(each.time_share)),
-        _collapsed(each),
+        else "none" * bool(layer.of),
+        mean(layer.dropped_share),
+        mean(layer.bytes),
+        _share(mean(layer.time_share)),
+        _collapsed(layer),
     )
 
 
-def _name(each: LayerSnapshot) -> str:
-    if each.layer < 0:
+def _name(layer: LayerSnapshot) -> str:
+    if layer.layer < 0:
         return "unknown"
-    return f"{each.layer}{' (inferred)' * (each.source == Source.INFERRED)}"
+    return f"{layer.layer}{' (inferred)' * (layer.source == Source.INFERRED)}"
 
 
-def _collapsed(each: LayerSnapshot) -> str:
-    if each.collapse is None or each.collapse.collapsed is None:
+def _collapsed(layer: LayerSnapshot) -> str:
+    if layer.collapse is None or layer.collapse.collapsed is None:
         return "unknown"
-    starved = f"{each.collapse.starved}/{each.collapse.experts} starved"
-    if each.collapse.collapsed:
+    starved = f"{layer.collapse.starved}/{layer.collapse.experts} starved"
+    if layer.collapse.collapsed:
         return "COLLAPSED"
-    return f"no, {starved}" if each.collapse.starved else "no"
+    return f"no, {starved}" if layer.collapse.starved else "no"
 
 
 def _legend(layers: Sequence[LayerSnapshot]) -> list[str]:
@@ -187,9 +184,9 @@ def _legend(layers: Sequence[LayerSnapshot]) -> list[str]:
         "share: of the step in the layer's all-to-alls."
     ]
     bounds = [
-        each.collapse.false_claims
-        for each in layers
-        if each.collapse and each.collapse.collapsed is not None
+        layer.collapse.false_claims
+        for layer in layers
+        if layer.collapse and layer.collapse.collapsed is not None
     ]
     if bounds:
         notes.append(
@@ -219,14 +216,19 @@ def bars(ratio: Float64) -> str:
     return "".join(BARS[height] for height in heights)
 
 
-def _experts(each: LayerSnapshot) -> Table:
-    total, ratio = each.total, each.ratio
-    steps = max(1, len(each.load))
-    what = "token copies" if each.of == "expert" else "bytes"
+def _experts(layer: LayerSnapshot) -> Table:
+    total, ratio = layer.total, layer.ratio
+    steps = max(1, len(layer.load))
+    what = "token copies" if layer.of == "expert" else "bytes"
     share = total / max(1, int(total.sum()))
     return Table(
-        title=f"layer {each.layer}",
-        columns={each.of: "", f"{what} a step": ".1f", "share": ".2%", "x mean": ".3f"},
+        title=f"layer {layer.layer}",
+        columns={
+            layer.of: "",
+            f"{what} a step": ".1f",
+            "share": ".2%",
+            "x mean": ".3f",
+        },
         rows=[
             (cell, total[cell] / steps, share[cell], ratio[cell])
             for cell in np.argsort(-total, kind="stable").tolist()
@@ -246,8 +248,8 @@ def line(snapshot: Snapshot) -> str:
         return f"{STATES[snapshot.state]}; " + "; ".join(
             snapshot.notes or ("no complete step yet",)
         )
-    known = [each for each in snapshot.layers if np.isfinite(mean(each.imbalance))]
-    worst = max(known, key=lambda each: mean(each.imbalance), default=None)
+    known = [layer for layer in snapshot.layers if np.isfinite(mean(layer.imbalance))]
+    worst = max(known, key=lambda layer: mean(layer.imbalance), default=None)
     parts = [
         f"step {snapshot.iteration[-1]}",
         f"{len(snapshot.ranks)} of {snapshot.world} ranks",
@@ -274,9 +276,9 @@ def line(snapshot: Snapshot) -> str:
 def collapsed_layers(snapshot: Snapshot) -> list[int]:
     """List the layers that have collapsed."""
     return [
-        each.layer
-        for each in snapshot.layers
-        if each.collapse and each.collapse.collapsed
+        layer.layer
+        for layer in snapshot.layers
+        if layer.collapse and layer.collapse.collapsed
     ]
 
 
@@ -290,6 +292,7 @@ def summary(snapshot: Snapshot) -> dict[str, Any]:
         "closed": snapshot.closed,
         "ahead_steps": snapshot.ahead,
         "idle_s": snapshot.idle_s,
+        "log_bytes": snapshot.log_bytes,
         "iterations": snapshot.iteration,
         "step_time_s": mean(snapshot.duration_s),
         "loss": mean(snapshot.loss),
@@ -298,145 +301,24 @@ def summary(snapshot: Snapshot) -> dict[str, Any]:
         "all_to_all_time_share": mean(snapshot.time_share),
         "layers": [
             {
-                "layer": each.layer if each.layer >= 0 else None,
-                "source": each.source.name.lower(),
-                "of": each.of,
-                "load": each.total,
-                "hot": each.hot,
-                "collapse": each.collapse,
+                "layer": layer.layer if layer.layer >= 0 else None,
+                "source": layer.source.name.lower(),
+                "of": layer.of,
+                "load": layer.total,
+                "hot": layer.hot,
+                "collapse": layer.collapse,
                 **{
-                    name: mean(getattr(each, name))
+                    name: mean(getattr(layer, name))
                     for name in (
                         *("imbalance", "floor", "floor_std", "dropped_share"),
                         *("bytes", "local_bytes", "time_share"),
                     )
                 },
             }
-            for each in snapshot.layers
+            for layer in snapshot.layers
         ],
         "notes": snapshot.notes,
     }
-
-
-# ---- Prometheus --------------------------------------------------------------------
-
-PREFIX = "moetraffic_watch"
-
-
-Samples = Iterable[tuple[Mapping[str, object], float]]
-"""Labels and value of each sample."""
-
-
-def metrics(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield metrics of a snapshot; those of layers are means of the steps shown.
-
-    Names end in their unit, as Prometheus requires: ``_seconds``, ``_bytes``, and
-    ``_total`` for counters.
-    """
-
-    def metric(name: str, help: str, samples: Samples) -> Metric:
-        """Create a metric from those samples that are finite."""
-        base = name.removesuffix("_total")
-        kind = "gauge" if base == name else "counter"
-        made = Metric(f"{PREFIX}_{base}", help, kind)
-        for labels, value in samples:
-            if math.isfinite(value):
-                of = {"trace": snapshot.path.name, **labels}
-                shown = {k: str(v) for k, v in of.items()}
-                made.add_sample(f"{PREFIX}_{name}", shown, float(value))
-        return made
-
-    def gauge(name: str, help: str, value: float) -> Metric:
-        """Create a metric with one sample."""
-        return metric(name, help, [({}, value)])
-
-    running = "1 while the run is recorded, 0 before and after."
-    yield gauge("running", running, snapshot.state == "recording")
-    yield gauge("world_ranks", "Ranks of the run.", snapshot.world)
-    yield gauge("ranks", "Ranks whose segments are read.", len(snapshot.ranks))
-    if len(snapshot.iteration):
-        newest = "Iterations up to the last training step ended on all ranks seen."
-        yield gauge("iterations_total", newest, snapshot.iteration[-1] + 1)
-    yield gauge(
-        "ahead_steps", "Steps of the furthest rank after these.", snapshot.ahead
-    )
-    age = "Time since the newest segment was written."
-    yield gauge("idle_seconds", age, snapshot.idle_s)
-    yield gauge("step_time_seconds", "Mean time of a step.", mean(snapshot.duration_s))
-    yield gauge("loss", "Loss, mean of the ranks.", mean(snapshot.loss))
-    sent = "Bytes of a step's all-to-alls, also rank-local."
-    yield gauge("sent_bytes", sent, mean(snapshot.bytes))
-    local = "Of these, bytes of a rank to itself."
-    yield gauge("local_bytes", local, mean(snapshot.local_bytes))
-    yield gauge(
-        "all_to_all_time_ratio",
-        "Share of a step in all-to-alls, mean of the ranks.",
-        mean(snapshot.time_share),
-    )
-    known = [(_label(each), each) for each in snapshot.layers]
-    for name, text, values in (
-        ("imbalance_ratio", "Largest over mean load.", "imbalance"),
-        ("imbalance_floor_ratio", "The same of a balanced router.", "floor"),
-        ("dropped_ratio", "Share of token copies dropped.", "dropped_share"),
-        ("sent_bytes", "Bytes of a step's all-to-alls, also rank-local.", "bytes"),
-        ("local_bytes", "Of these, bytes of a rank to itself.", "local_bytes"),
-        ("time_ratio", "Share of a step in all-to-alls.", "time_share"),
-    ):
-        yield metric(
-            f"layer_{name}", text, [(of, mean(getattr(e, values))) for of, e in known]
-        )
-    yield metric(
-        "layer_collapsed",
-        "1 if the layer has collapsed, 0 if not; absent if unknown.",
-        [
-            (of, float(each.collapse.collapsed))
-            for of, each in known
-            if each.collapse and each.collapse.collapsed is not None
-        ],
-    )
-    for what, text in (
-        ("expert", "Load of an expert relative to the mean."),
-        ("rank", "Dispatch bytes that a rank receives, relative to the mean."),
-    ):
-        yield metric(
-            f"{what}_load_ratio",
-            text,
-            [
-                ({**of, what: cell}, float(value))
-                for of, each in known
-                if each.of == what
-                for cell, value in enumerate(each.ratio)
-            ],
-        )
-
-
-def _label(each: LayerSnapshot) -> dict[str, object]:
-    return {"layer": each.layer if each.layer >= 0 else "unknown"}
-
-
-def write_snapshot_metrics(path: Path, snapshot: Snapshot) -> None:
-    """Write the metrics of a snapshot for node exporter's textfile collector.
-
-    It reads every ``*.prom`` in a folder periodically, as another user: the file is
-    replaced atomically, and readable by all users.
-
-    Raises
-    ------
-    MoetrafficError
-        If the file cannot be written.
-
-    References
-    ----------
-    Prometheus, "Exposition formats", text format 0.0.4; "Metric and label naming".
-    """
-    made = [metric for metric in metrics(snapshot) if metric.samples]
-    registry: Any = SimpleNamespace(collect=lambda: made)
-    with write_errors(path):
-        write_whole(path, generate_latest(registry))
-        path.chmod(0o644)
-
-
-# ---- heatmaps ----------------------------------------------------------------------
 
 
 def load_chart(snapshot: Snapshot) -> Chart | None:
@@ -446,17 +328,19 @@ def load_chart(snapshot: Snapshot) -> Chart | None:
     """
     panels = []
     for what in CELLS:
-        mine = [each for each in snapshot.layers if each.of == what and len(each.total)]
-        if not mine:
+        layers = [
+            layer for layer in snapshot.layers if layer.of == what and len(layer.total)
+        ]
+        if not layers:
             continue
-        cells = max(len(each.total) for each in mine)
-        z = np.full((len(mine), cells), np.nan)
-        for row, each in enumerate(mine):
-            z[row, : len(each.total)] = each.ratio
+        cells = max(len(layer.total) for layer in layers)
+        z = np.full((len(layers), cells), np.nan)
+        for row, layer in enumerate(layers):
+            z[row, : len(layer.total)] = layer.ratio
         heat = Series(
             kind="heatmap",
             x=list(range(cells)),
-            y=[f"layer {each.layer}" for each in mine],
+            y=[f"layer {layer.layer}" for layer in layers],
             z=z,
             unit="load relative to the mean",
         )

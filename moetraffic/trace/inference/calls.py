@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.arrays import Bool, Int64, UInt64
+from moetraffic.trace.merge.rank_record import Record
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Group, Site
-from moetraffic.trace.segments.record import Record
 
 FEW = 8  # up to this number, row sizes distinguish kinds of calls
 CHUNK = 1 << 22  # values processed at a time
@@ -29,8 +29,8 @@ class Calls:
     rank: int
     groups: tuple[Group, ...]
     sites: tuple[Site, ...]  # that the rank used; ``group`` indexes ``groups``
-    table: npt.NDArray[Any]  # [n] RANK_EVENT, ``site`` indexes ``sites``
-    place: Int64  # [n] index of each call into the record's events
+    table: npt.NDArray[Any]  # [n] MEMBER_CALL, ``site`` indexes ``sites``
+    place: Int64  # [n] index of each call into the record's calls
     volume: UInt64  # [n, 2] fingerprints of the bytes sent and received
     share: UInt64  # [n, 2] fingerprints of their proportions
     size: Int64  # [n] bytes sent and received, all-to-alls only
@@ -82,33 +82,34 @@ class Calls:
 
 def gather_calls(record: Record, rank: int) -> Calls:
     """Collect the calls of one rank, with fingerprints of their splits."""
-    place = np.flatnonzero(record.events["rank"] == rank)
-    table = record.events[place]
+    own = record.calls_of[rank]
+    table = record.calls[own].copy()
     used, local = np.unique(table["site"], return_inverse=True)
     sites = tuple(record.sites[n] for n in used.tolist())
     table["site"] = local
     volume, share = np.zeros((2, len(table), 2), np.uint64)
     size, even = np.zeros(len(table), np.int64), np.zeros(len(table), bool)
-    exchanges = np.array([s.operation == ALL_TO_ALL for s in sites], bool)
-    width = np.array([len(record.groups[s.group].ranks) for s in sites], np.int64)
-    for number in np.unique(table["segment"]).tolist():
-        for w, rows in record.segments[number].splits.items():
-            here = np.flatnonzero(table["segment"] == number)
-            site = table["site"][here]
-            here = here[exchanges[site] & (width[site] == w)]
-            *prints, sizes, evens = _fingerprints(rows)
-            payload = table["payload"][here]
-            swapped = table["transposed"][here] == 1
-            for target, found in zip((volume, share), prints, strict=True):
-                target[here] = found[payload]
-                target[here[swapped]] = found[payload[swapped], ::-1]
-            size[here], even[here] = sizes[payload], evens[payload]
+    width = np.array(
+        [
+            len(record.groups[s.group].ranks) if s.operation == ALL_TO_ALL else 0
+            for s in sites
+        ],
+        np.int64,
+    )[local]
+    for w, rows in record.ranks[rank].splits.items():
+        calls = np.flatnonzero(width == w)
+        payload, swapped = table["payload"][calls], table["transposed"][calls] == 1
+        *prints, sizes, evens = _fingerprints(rows)
+        for target, values in zip((volume, share), prints, strict=True):
+            target[calls] = values[payload]
+            target[calls[swapped]] = values[payload[swapped], ::-1]
+        size[calls], even[calls] = sizes[payload], evens[payload]
     return Calls(
         rank=rank,
         groups=record.groups,
         sites=sites,
         table=table,
-        place=place,
+        place=np.arange(own.start, own.stop),
         volume=volume,
         share=share,
         size=size,
@@ -116,7 +117,7 @@ def gather_calls(record: Record, rank: int) -> Calls:
     )
 
 
-def _fingerprints(rows: Int64) -> tuple[UInt64, UInt64, Int64, Bool]:
+def _fingerprints(rows: npt.NDArray[Any]) -> tuple[UInt64, UInt64, Int64, Bool]:
     """Compute fingerprints, totals and evenness of splits ``[m, 2, W]``.
 
     A fingerprint is the scalar product with fixed random odd numbers modulo 2^64:

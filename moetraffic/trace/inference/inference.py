@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from moetraffic.arrays import Bool
+from moetraffic.trace.merge.rank_record import RANK_STEP, Record
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     PLACEMENT,
@@ -31,7 +32,6 @@ from moetraffic.trace.model import (
     SiteNumbers,
     Source,
 )
-from moetraffic.trace.segments.record import RANK_STEP, Record
 
 from .calls import Calls, gather_calls
 from .evidence import linked_forward, recorded_by_autograd
@@ -39,12 +39,7 @@ from .names import Naming, find_names
 from .numbering import number_steps
 from .period import NumberedSteps
 from .router_layers import ROUTER, with_annotated_layers, without_read_routings
-from .step_markers import (
-    check_sampling,
-    number_early_calls,
-    unmarked_steps,
-    withdraw_optimizer_steps,
-)
+from .step_markers import check_sampling, unmarked_steps
 
 TRAINED = 0.5  # minimum share of steps with a backward for classifying the others
 LONGEST = 2000  # longest text of the remarks, in characters
@@ -53,13 +48,12 @@ LONGEST = 2000  # longest text of the remarks, in characters
 def infer_schedule(record: Record) -> Record:
     """Number unmarked steps and infer the phases of unannotated all-to-alls.
 
-    The events stay in the same order; the ``schedule`` of the metadata states what was
+    The calls stay in the same order; the ``schedule`` of the metadata states what was
     inferred.
     """
     record = without_read_routings(check_sampling(record))
-    record = number_early_calls(withdraw_optimizer_steps(record))
     record, unmatched = with_annotated_layers(record)
-    marked = not (record.events["iteration"] < 0).any()
+    marked = not (record.calls["iteration"] < 0).any()
     if marked and not (any(map(_unnamed, record.sites)) or _misplaced(record)):
         remarks = [unmarked_steps(record), unmatched]
         return _with_schedule(_infer_kinds(record), remarks)
@@ -162,9 +156,9 @@ def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
 
 
 def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Record:
-    """Assign inferred sites to events, and routings to their layer's group."""
+    """Assign inferred sites to calls, and routings to their layer's group."""
     sites = SiteNumbers(record.sites)
-    events, placements = record.events.copy(), record.placements
+    table, placements = record.calls.copy(), record.placements
     numbers = {group: number for number, group in enumerate(record.groups)}
     rebound = np.zeros(len(placements), bool)
     for calls in every:
@@ -194,17 +188,17 @@ def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Recor
                 rebound |= (wide["group"] == site.group) & (wide["layer"] == site.layer)
                 site = replace(site, group=numbers[group])
             new.append(sites.add(site))
-        events["site"][calls.place] = np.array(new, np.int64)[at.reshape(-1)]
+        table["site"][calls.place] = np.array(new, np.int64)[at.reshape(-1)]
     kept = np.ones(len(placements), bool)
     kept[: len(rebound)] = ~rebound
     members = [record.groups[s.group].ranks for s in sites.sites]
     pairs, at = np.unique(
-        np.stack([events["site"], events["rank"]]), axis=1, return_inverse=True
+        np.stack([table["site"], table["rank"]]), axis=1, return_inverse=True
     )
     member = [members[site].index(rank) for site, rank in pairs.T.tolist()]
-    events["member"] = np.array(member, np.int64)[at.reshape(-1)]
+    table["member"] = np.array(member, np.int64)[at.reshape(-1)]
     return replace(
-        record, events=events, sites=tuple(sites.sites), placements=placements[kept]
+        record, calls=table, sites=tuple(sites.sites), placements=placements[kept]
     )
 
 
@@ -286,7 +280,7 @@ def _infer_kinds(record: Record) -> Record:
     when = steps["iteration"]
 
     def with_calls(mask: Bool | slice) -> Bool:
-        return np.isin(when, record.events["iteration"][mask])
+        return np.isin(when, record.calls["iteration"][mask])
 
     exchanged = [s.operation in (ALL_TO_ALL, ROUTING) for s in record.sites]
     again = [s.direction in ("backward", "recompute") for s in record.sites]
@@ -307,46 +301,38 @@ def _infer_kinds(record: Record) -> Record:
 
 def _recorded(record: Record, wanted: Bool) -> Bool:
     """Return a mask of the wanted forward calls that autograd recorded, ``[n]``."""
-    events, found = record.events, np.zeros(len(record.events), bool)
+    recorded = np.zeros(len(record.calls), bool)
     forward = record.site_mask([s.direction == "forward" for s in record.sites])
     backward = record.site_mask([s.direction == "backward" for s in record.sites])
     for rank in record.ranks:
-        mine = np.flatnonzero(events["rank"] == rank)
-        ahead, link = forward[mine], events["link"][mine]
-        of_backward = linked_forward(ahead, backward[mine], link)
-        grad = events["grad"][mine]
-        found[mine] = recorded_by_autograd(ahead & wanted[mine], grad, of_backward)
-    return found
+        own = record.calls_of[rank]
+        calls, ahead = record.calls[own], forward[own]
+        of_backward = linked_forward(ahead, backward[own], calls["link"])
+        recorded[own] = recorded_by_autograd(
+            ahead & wanted[own], calls["grad"], of_backward
+        )
+    return recorded
 
 
 def _with_inferred_steps(
     record: Record, every: Sequence[Calls], numbered: Mapping[int, NumberedSteps]
 ) -> Record:
     """Assign inferred step numbers to calls, and list the complete steps."""
-    events, rows = record.events.copy(), []
-    continued = record.continued.copy()
+    table, rows = record.calls.copy(), []
     for calls in every:
-        found, segment = numbered[calls.rank], calls.table["segment"]
-        step = found.step
-        events["iteration"][calls.place] = step
-        first = np.flatnonzero(np.diff(segment, prepend=-1))
-        for at in first.tolist():
-            continued[segment[at]] = at > 0 and step[at] == step[at - 1]
+        steps = numbered[calls.rank]
+        table["iteration"][calls.place] = steps.step
         # steps never decrease
-        ends = np.searchsorted(step, np.arange(len(found.whole) + 1))
+        ends = np.searchsorted(steps.step, np.arange(len(steps.whole) + 1))
         # what precedes the first call of a pass is set-up, and no part of a step
         of_pass = calls.exchange | calls.routing | calls.backward
         ends[:1] = np.maximum(ends[:1], np.argmax(of_pass))
-        for number, whole in enumerate(found.whole):
-            mine = calls.table[ends[number] : ends[number + 1]]
-            if whole and len(mine):
-                times = np.concatenate([mine["issue"], mine["end"]])
+        for number, whole in enumerate(steps.whole):
+            own = calls.table[ends[number] : ends[number + 1]]
+            if whole and len(own):
+                times = np.concatenate([own["issue"], own["end"]])
                 times = times[times != UNKNOWN_TIME]
                 span = (times.min(), times.max()) if len(times) else (UNKNOWN_TIME,) * 2
-                kind = found.kinds[number]
-                last = mine["segment"][-1]
-                source = Source.INFERRED
-                rows.append((number, np.nan, -1, *span, source, kind, calls.rank, last))
-    return replace(
-        record, events=events, steps=np.array(rows, RANK_STEP), continued=continued
-    )
+                made = (Source.INFERRED, steps.kinds[number], calls.rank)
+                rows.append((number, np.nan, -1, *span, *made))
+    return replace(record, calls=table, steps=np.array(rows, RANK_STEP))

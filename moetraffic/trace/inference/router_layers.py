@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from moetraffic.arrays import Int64
+from moetraffic.trace.merge.rank_record import Record
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Site, SiteNumbers, Source
-from moetraffic.trace.segments.record import Record
 
 AGAIN = ("backward", "recompute")
 ROUTED, ANNOTATED, HOOKED = 1, 2, 3
@@ -44,11 +44,11 @@ def with_annotated_layers(record: Record) -> tuple[Record, str]:
     role = np.array([_role(site) for site in record.sites], np.int64)
     if not {ROUTED, ANNOTATED} <= set(role.tolist()):
         return record, ""
-    sites, events = SiteNumbers(record.sites), record.events.copy()
+    sites, calls = SiteNumbers(record.sites), record.calls.copy()
     placements, moved, remark = record.placements, set[tuple[int, int, int]](), ""
     for rank in record.ranks:
-        mine = np.flatnonzero(events["rank"] == rank)
-        called = events["site"][mine]
+        own = calls[record.calls_of[rank]]
+        called = own["site"].copy()
         layers = _matched(record.sites, role, called)
         if layers is None:
             remark = UNMATCHED
@@ -61,7 +61,7 @@ def with_annotated_layers(record: Record) -> tuple[Record, str]:
             if site.operation == ROUTING:
                 moved.add((site.group, site.layer, layer))
             new = sites.add(replace(site, layer=layer))
-            events["site"][mine[called == number]] = new
+            own["site"][called == number] = new
     for group, before, after in sorted(moved):
         given = (record.placements["group"] == group) & (
             record.placements["layer"] == before
@@ -73,7 +73,7 @@ def with_annotated_layers(record: Record) -> tuple[Record, str]:
             placements = np.concatenate([placements, rows])
     used = {
         (sites.sites[n].group, sites.sites[n].layer)
-        for n in np.unique(events["site"]).tolist()
+        for n in np.unique(calls["site"]).tolist()
         if sites.sites[n].operation == ROUTING
     }
     left = {(g, b) for g, b, _ in moved} - used
@@ -81,7 +81,7 @@ def with_annotated_layers(record: Record) -> tuple[Record, str]:
     kept = np.array([pair not in left for pair in pairs], bool)
     return replace(
         record,
-        events=events,
+        calls=calls,
         sites=tuple(sites.sites),
         placements=placements[kept],
     ), remark
@@ -92,18 +92,27 @@ def without_read_routings(record: Record) -> Record:
 
     The hook of a layer's router reads the first call before it knows of the report.
     """
-    events, sites = record.events, record.sites
-    called = np.flatnonzero(record.site_mask([s.operation == ROUTING for s in sites]))
-    layer = np.array([s.layer for s in sites], np.int64)[events["site"][called]]
-    at = np.stack([events["rank"][called], layer])
-    order = np.lexsort(at[::-1])  # by rank and layer, in the order of the calls
-    called, at = called[order], at[:, order]
-    read = record.site_mask([s.label == ROUTER for s in sites])[called]
+    calls, sites = record.calls, record.sites
+    routed = np.flatnonzero(record.site_mask([s.operation == ROUTING for s in sites]))
+    layer = np.array([s.layer for s in sites], np.int64)[calls["site"][routed]]
+    keys = np.stack([calls["rank"][routed], layer])
+    order = np.lexsort(keys[::-1])  # by rank and layer, in the order of the calls
+    routed, keys = routed[order], keys[:, order]
+    read = record.site_mask([s.label == ROUTER for s in sites])[routed]
     reported = np.flatnonzero(~read)
-    _, first = np.unique(at[:, reported], axis=1, return_index=True)
+    _, first = np.unique(keys[:, reported], axis=1, return_index=True)
     after = reported[first]
-    after = after[(after > 0) & (at[:, after - 1] == at[:, after]).all(axis=0)]
-    return replace(record, events=np.delete(events, called[after - 1]))
+    after = after[(after > 0) & (keys[:, after - 1] == keys[:, after]).all(axis=0)]
+    removed = routed[after - 1]
+    if not len(removed):
+        return record
+    after_gap = record.after_gap.copy()
+    after_gap[removed + 1] |= after_gap[removed]  # at least the report follows
+    return replace(
+        record,
+        calls=np.delete(calls, removed),
+        after_gap=np.delete(after_gap, removed),
+    )
 
 
 def _role(site: Site) -> int:

@@ -1,1 +1,1 @@
-"""Merge the segments of all ranks into one trace."""
+"""Merge the records of all ranks into one trace."""

@@ -14,9 +14,11 @@ import torch.distributed as dist
 
 from moetraffic.capture import Recorder
 from moetraffic.capture.hook import completion
-from moetraffic.capture.hook.call_recording import now_ns
+from moetraffic.capture.hook.calls import now_ns
 from moetraffic.capture.hook.completion import SWEEP, CompletionTracker, DeviceClock
-from moetraffic.capture.record_format import END
+from moetraffic.trace.merge.log_format import END
+
+from .conftest import Queue, split
 
 
 class Work(dist.Work):
@@ -31,6 +33,9 @@ class Work(dist.Work):
 
     def is_completed(self) -> bool:
         return bool(self.future.done())
+
+    def wait(self, *_: Any) -> bool:
+        return True
 
 
 def test_a_forked_child_waits_for_no_callback_of_its_parent(
@@ -52,8 +57,8 @@ def test_a_forked_child_waits_for_no_callback_of_its_parent(
 
 def test_a_capture_ends_after_the_callbacks_of_its_works() -> None:
     """A callback at the end of the interpreter would abort the process."""
-    records: list[Any] = []
-    tracker = CompletionTracker(records.append, DeviceClock(lambda _: None))
+    queue = Queue()
+    tracker = CompletionTracker(queue.put, DeviceClock(queue.put))
     remove = tracker.install()
     for number in range(SWEEP):
         work = Work()
@@ -66,15 +71,16 @@ def test_a_capture_ends_after_the_callbacks_of_its_works() -> None:
     remove()
     tracker.settle()
     # the others end before, when it is found that nobody waits for them
-    assert [record[:2] for record in records] == [(END, n) for n in range(SWEEP + 1)]
+    records = split(queue.content)
+    assert [(r[0], r[2]) for r in records] == [(END, n) for n in range(SWEEP + 1)]
     completes.join()
 
 
 @pytest.mark.parametrize("number", [3, SWEEP + 3])
 def test_works_that_only_cpp_code_waits_for_end_when_they_complete(number: int) -> None:
     """The first ones, too: it is known later that nobody waits for their kind."""
-    records: list[Any] = []
-    tracker = CompletionTracker(records.append, DeviceClock(lambda _: None))
+    queue = Queue()
+    tracker = CompletionTracker(queue.put, DeviceClock(queue.put))
     remove = tracker.install()
     between: dict[int, tuple[int, int]] = {}
     for n in range(number):
@@ -85,26 +91,27 @@ def test_works_that_only_cpp_code_waits_for_end_when_they_complete(number: int) 
         between[n] = before, now_ns()
     remove()
     tracker.settle()
+    records = split(queue.content)
     assert {record[0] for record in records} == {END}
-    assert [record[1] for record in records] == list(range(number))
-    for _, n, _, end in records:
+    assert [record[2] for record in records] == list(range(number))
+    for _, _, n, _, end in records:
         assert between[n][0] <= end <= between[n][1]
 
 
 def test_a_work_of_a_device_has_no_callback_before_its_kind_is_known() -> None:
     """Without an event before it, its stream's graph may be being captured."""
-    records: list[Any] = []
-    tracker = CompletionTracker(records.append, DeviceClock(lambda _: None))
+    queue = Queue()
+    tracker = CompletionTracker(queue.put, DeviceClock(queue.put))
     work = Work()
     tracker.launched(0, work, torch.empty(1, device="meta"), 0, None)
     work.future.set_result(None)
     tracker.settle()
-    assert records == []
+    assert split(queue.content) == []
 
 
 def test_the_end_of_a_work_with_a_wait_is_that_of_the_wait() -> None:
-    records: list[Any] = []
-    tracker = CompletionTracker(records.append, DeviceClock(lambda _: None))
+    queue = Queue()
+    tracker = CompletionTracker(queue.put, DeviceClock(queue.put))
     remove = tracker.install()
     try:
         for n in range(SWEEP // 2):
@@ -112,12 +119,11 @@ def test_the_end_of_a_work_with_a_wait_is_that_of_the_wait() -> None:
             tracker.launched(n, work, torch.empty(1), 0, None)
             work.future.set_result(None)
             before = now_ns()
-            tracker._ended(tracker._works.pop(id(work)))  # as after a wait
-            assert [record[:2] for record in records] == [
-                (END, m) for m in range(n + 1)
-            ]
-            assert records[-1][3] >= before
+            work.wait()
+            records = split(queue.content)
+            assert [(r[0], r[2]) for r in records] == [(END, m) for m in range(n + 1)]
+            assert records[-1][4] >= before
     finally:
         remove()
     tracker.settle()
-    assert len(records) == SWEEP // 2
+    assert len(split(queue.content)) == SWEEP // 2

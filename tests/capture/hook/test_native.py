@@ -45,6 +45,41 @@ def test_without_a_compiler_it_says_what_to_install(
         native.build()
 
 
+def test_a_launcher_builds_at_most_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def build() -> None:
+        folder = native.folders()[0]
+        folder.mkdir(parents=True)
+        (folder / f"{native._name()}.so").write_bytes(b"library")
+
+    monkeypatch.setattr(native, "build", build)
+    native.build_if_possible(said.append)
+    native.build_if_possible(said.append)
+    assert said == ["compiling the hook, once for this torch (about 30 s)"]
+
+
+def test_a_launcher_goes_on_without_a_compiled_hook(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def build() -> None:
+        raise CaptureError("the hook does not compile")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "build", build)
+        native.build_if_possible(said.append)
+    assert said[1:] == ["the hook does not compile"]
+    monkeypatch.setenv("PATH", str(tmp_path))  # no compiler: nothing to say
+    native.build_if_possible(said.append)
+    monkeypatch.setenv(native.VARIABLE, "python")
+    native.build_if_possible(said.append)
+    assert len(said) == 2
+
+
 def test_a_broken_library_is_named(tmp_path: Path) -> None:
     folder = native.folders()[0]
     folder.mkdir(parents=True)

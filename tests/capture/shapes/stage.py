@@ -2,7 +2,7 @@
 
 :func:`start` starts this in the environment of ``moetraffic run``.  It imports torch
 once and forks the ranks of each shape, of all its modes at once, which leave in
-``FOLDER/<shape>-<mode>/`` the trace or its segments, ``truth-<rank>.json``, and
+``FOLDER/<shape>-<mode>/`` the trace or its logs, ``truth-<rank>.json``, and
 ``<rank>.err``.  The modes are
 
 bare

@@ -14,7 +14,7 @@ import numpy as np
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 from moetraffic.trace.merge.merging import merge
 from moetraffic.trace.model import Source
-from moetraffic.trace.segments.store import recording, segments_folder
+from moetraffic.trace.merge.log_folder import log_folder, recording
 
 ASPECTS = ("layer", "phase", "direction", "micro-batch", "group", "step", "kind")
 PATIENCE_S = 30.0
@@ -70,15 +70,15 @@ class Verdict:
 
 
 def opened(folder: Path) -> Trace:
-    """The trace of a shape; its segments where no rank has merged them."""
+    """The trace of a shape; its logs where no rank has merged them."""
     path = folder / "run.h5"
     if path.exists():
         return Trace.open(path)
-    segments = segments_folder(path)
+    logs = log_folder(path)
     deadline = time.monotonic() + PATIENCE_S
-    while recording(segments) and time.monotonic() < deadline:
+    while recording(logs) and time.monotonic() < deadline:
         time.sleep(0.1)  # of a rank that has gone, as the launcher waits
-    return merge(segments).trace
+    return merge(logs).trace
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:

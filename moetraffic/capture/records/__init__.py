@@ -1,1 +1,0 @@
-"""Transfer of recorded calls from the training process to segments on disk."""

@@ -1,1 +1,0 @@
-"""Segments: files that each rank writes during a capture, and their folder."""
