@@ -1,4 +1,4 @@
-"""Check this machine for capture and replay: software, torch, files, limits, network.
+"""Check this machine for capture and replay: software, torch, files and memory.
 
 :func:`examine` checks what every run needs, and :func:`before_replay` what the replay
 of a trace needs.
@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ def examine(folder: Path) -> list[Finding]:
     Traces will be written to ``folder``.  Findings are in the order of their
     dependencies.
     """
-    return [*software(), *backends(), *files(folder), *network()]
+    return [*software(), *backends(), *files(folder), launcher()]
 
 
 def software() -> Iterator[Finding]:
@@ -134,9 +133,8 @@ def backends() -> Iterator[Finding]:
         said = "not in this torch: GPUs cannot exchange through it"
         if nccl:
             version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-            said = (
-                f"version {'.'.join(map(str, version))}, for CUDA {torch.version.cuda}"
-            )
+            number = ".".join(map(str, version))
+            said = f"version {number}, for CUDA {torch.version.cuda}"
         install = "install a torch with CUDA"
         yield check("torch", "NCCL", nccl, said, install, State.NOTE)
     local_rank = os.environ.get("LOCAL_RANK", "")
@@ -207,23 +205,15 @@ def space(area: str, name: str, folder: Path, needed: float) -> Finding:
     return check(area, name, free >= needed, said, elsewhere, State.NOTE)
 
 
-def network() -> Iterator[Finding]:
-    """Check the variables that choose network interfaces and that name the rank."""
-    names = [name for _, name in socket.if_nameindex()]
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        for name in filter(None, os.environ.get(variable, "").split(",")):
-            # NCCL takes prefixes, =exact names and ^exclusions
-            known = any(other.startswith(name.lstrip("^=")) for other in names)
-            said = name if known else f"{name}, which is no interface of this host"
-            choose = f"set it to one of {', '.join(names)}, or unset it"
-            yield check("network", variable, known, said, choose)
+def launcher() -> Finding:
+    """Check the variables with which a launcher names this process's rank."""
     said = "none: moetraffic starts ranks of this host itself"
     try:
         if (rank := current_rank()) is not None:
             said = f"this is rank {rank.rank} of {rank.world}"
-        yield Finding("network", "launcher", State.OK, said)
     except LayoutError as error:
-        yield Finding("network", "launcher", State.STOP, str(error))
+        return Finding("network", "launcher", State.STOP, str(error))
+    return Finding("network", "launcher", State.OK, said)
 
 
 def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Finding]:

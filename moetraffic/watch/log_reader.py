@@ -88,18 +88,16 @@ class LogReader:
 
     def progress(self) -> dict[str, Any]:
         """Return the fields of a snapshot that are about ranks and logs."""
-        ranks = self._ranks.values()
+        numbers, ranks = sorted(self._ranks), self._ranks.values()
         written_s = max((rank.written_s for rank in ranks), default=float("nan"))
         read = [rank for rank in ranks if rank.last >= rank.first >= 0]
         log_bytes = sum(rank.log.size / (rank.last + 1 - rank.first) for rank in read)
         return {
             "world": self._world(),
-            "ranks": tuple(sorted(self._ranks)),
-            "closed": tuple(
-                n for n, r in sorted(self._ranks.items()) if r.state.closed
-            ),
+            "ranks": tuple(numbers),
+            "closed": tuple(n for n in numbers if self._ranks[n].state.closed),
             "ahead": max((rank.last for rank in ranks), default=-1) - self._taken,
-            "idle_s": max(0.0, time.time() - written_s),
+            "idle_s": float(np.maximum(0.0, time.time() - written_s)),
             "log_bytes": log_bytes if read else float("nan"),
         }
 
@@ -198,15 +196,11 @@ class LogReader:
         ranks = sorted(self._ranks.items())
         furthest = max((rank.last for _, rank in ranks), default=-1)
         written_s = max((rank.written_s for _, rank in ranks), default=0.0)
-        self._stopped = {
-            number: rank.last
-            for number, rank in ranks
-            if rank.last <= self._taken
-            and (
-                rank.log.damage
-                or (written_s - rank.written_s > LATE_S and rank.last < furthest)
-            )
-        }
+        self._stopped = {}
+        for number, rank in ranks:
+            late = written_s - rank.written_s > LATE_S and rank.last < furthest
+            if (late or rank.log.damage) and rank.last <= self._taken:
+                self._stopped[number] = rank.last
         return [rank for number, rank in ranks if number not in self._stopped]
 
 

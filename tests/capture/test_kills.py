@@ -70,8 +70,8 @@ def test_flushed_records_survive_the_end_of_the_process(tmp_path: Path) -> None:
     merged = merge(tmp_path / "run.h5.logs")
     assert merged.trace.steps.iteration.tolist() == list(range(100))
     assert merged.missing == (
-        "rank 0 was killed: its record ends after iteration 99, only the step under way "
-        "is lost",
+        "rank 0 was killed: its record ends after iteration 99, only the step under "
+        "way is lost",
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from moetraffic.cli import main
 from moetraffic.data import path as shipped
 from moetraffic.health import Finding, State, examine, machine, stops
+from moetraffic.health.exchange import try_ranks
 from moetraffic.health.machine import numbers, requirements
 
 GOLDEN = shipped("golden.h5")
@@ -75,7 +76,6 @@ def test_versions_are_compared_by_number(have: str, least: str, enough: bool) ->
 def test_what_is_wrong_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     monkeypatch.setenv("MOETRAFFIC_HOOK", "fortran")
     monkeypatch.setenv("RANK", "4")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -83,9 +83,8 @@ def test_what_is_wrong_is_found(
     monkeypatch.setattr(machine, "available_bytes", lambda: 1_000_000)
     found = examine(tmp_path / "not-there")
     wrong = {f.name for f in stops(found)}
-    assert wrong == {"GLOO_SOCKET_IFNAME", "compiled hook", "launcher", "folder"}
+    assert wrong == {"compiled hook", "launcher", "folder"}
     assert named(found, "memory").state is State.NOTE
-    assert named(found, "GLOO_SOCKET_IFNAME").remedy
     assert named(found, "folder").remedy
     assert all(not f.remedy for f in found if f.state is State.OK)
 
@@ -105,6 +104,16 @@ def test_ranks_that_cannot_work_together_stop(
     assert "there is no file" in " ".join(capsys.readouterr().out.split())
     assert main([*asked, "--nproc", "2"]) == 2
     assert "add --for" in capsys.readouterr().err
+
+
+def test_an_interface_that_is_not_there_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    (found,) = try_ranks()
+    assert found.state is State.STOP
+    assert "nowhere0" in found.said
+    assert "GLOO_SOCKET_IFNAME" in found.remedy
 
 
 def test_gpus_and_nccl_are_told(

@@ -38,7 +38,7 @@ def doctor(
     ),
     no_exchange: bool = option(
         False,
-        "Start no two ranks that exchange rows and compare clocks.",
+        "Start no two ranks that exchange rows.",
         "--no-exchange",
     ),
     *,

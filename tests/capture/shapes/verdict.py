@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
+from moetraffic.trace.merge.log_folder import log_folder, recording
 from moetraffic.trace.merge.merging import merge
 from moetraffic.trace.model import Source
-from moetraffic.trace.merge.log_folder import log_folder, recording
 
 ASPECTS = ("layer", "phase", "direction", "micro-batch", "group", "step", "kind")
 PATIENCE_S = 30.0
