@@ -193,6 +193,7 @@ class Recorder:
             on_failure.callback(os.close, state)
             native = load()
             queue: Any = RecordQueue() if native is None else native
+            queue.take()  # what an earlier recorder, or a parent's, has left
             log = Log(
                 folder,
                 self._rank,
@@ -560,10 +561,10 @@ class Recorder:
 
     def _read_devices(self) -> None:
         """Put what devices have computed; called by the thread that writes the log."""
-        self._device.resolve()
-        for _ in range(len(self._deferred)):
+        reads = [self._deferred.popleft() for _ in range(len(self._deferred))]
+        for read in (self._device.resolve, *reads):
             try:
-                self._deferred.popleft()()
+                read()
             except Exception as error:
                 # a device has failed: other records remain valid
                 self._omitted.add("value of a device", repr(error))

@@ -191,13 +191,13 @@ def refusals(folder: Path, rank: int) -> dict[str, Any]:
         raise ZeroDivisionError("a defect")
 
     # the one is asked in the hook in Python, the other in the compiled one
-    real = hook.now_ns, hook.unboxed
-    hook.now_ns = hook.unboxed = fails
+    real = hook.now_ns, hook._unbox
+    hook.now_ns = hook._unbox = fails
     dist.all_to_all_single(output, rows)
     capture.routing(0, torch.tensor([1, 1]))
     said["output"] = output.tolist()
     said["warnings"] = list(first.warnings)
-    hook.now_ns, hook.unboxed = real
+    hook.now_ns, hook._unbox = real
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.tensor.debug import CommDebugMode
 

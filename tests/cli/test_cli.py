@@ -337,7 +337,7 @@ def test_ctrl_c_ends_a_capture_and_keeps_it(
     assert "Traceback" not in said
     assert "iterations are kept" in said
     with Trace.open(tmp_path / "run.h5") as trace:
-        assert len(trace.iterations) >= 32
+        assert len(trace.iterations) >= 20
         # a rank that was a step ahead ends when the other has left, and keeps all
         assert "interrupted by SIGINT after" in trace.meta.missing
         assert "of 100000 iterations" in trace.meta.missing

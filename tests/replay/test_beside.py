@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
 import moetraffic.replay.results.audit  # noqa: F401 - once, not in each forked rank
-from moetraffic.capture.hook import python as hook
-from moetraffic.capture.hook.call_recording import SynchronousCall
+from moetraffic.capture.hook import calls as hook
 from moetraffic.capture.hook.calling_block import BlockSearch
-from moetraffic.capture.record_format import OPERATIONS
+from moetraffic.capture.hook.completion import CompletionTracker, DeviceClock
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import create
 from moetraffic.replay.execution.control import gather_times
@@ -19,6 +19,7 @@ from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.background import BackgroundPattern, expert_exchanges
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.selection import Depth, Verification
+from moetraffic.trace.merge.log_format import CALL_FIELDS, CALL_HEAD, OPERATIONS
 
 LAYOUTS = [
     "tp=2,pp=2,dp=2,micro-batch=1",
@@ -33,36 +34,28 @@ LAYOUTS = [
 class Notes:
     """What a hook is told of: operation, members, bytes of the input."""
 
-    waiting = SynchronousCall()
-    blocks = BlockSearch()
-
     def __init__(self):
         self.calls = []
-        self.groups = {}
+        self.groups = []
+        self.numbers = {}
+        self.blocks = BlockSearch()
+        self.completion = CompletionTracker(lambda _: None, DeviceClock(lambda _: None))
 
     def put(self, record):
-        _, _, _, operation, name, *_, described = record
-        source, destination, size, _, _, sent, _ = described
-        self.calls.append(
-            (
-                OPERATIONS[operation],
-                self.groups[name],
-                source,
-                destination,
-                size,
-                list(sent),
-            )
-        )
+        words = np.frombuffer(record, np.int64).tolist()
+        call = dict(zip(CALL_FIELDS, words, strict=False))
+        sent = words[CALL_HEAD : CALL_HEAD + call["sends"]]
+        peers = call["source"], call["destination"]
+        members = self.groups[call["group"]]
+        operation = OPERATIONS[call["operation"]]
+        self.calls.append((operation, members, *peers, call["bytes"], sent))
 
     def meet(self, group):
-        ranks = tuple(dist.get_process_group_ranks(group))
-        self.groups[group.group_name] = ranks
+        self.groups.append(tuple(dist.get_process_group_ranks(group)))
+        return len(self.groups) - 1
 
-    def before(self, tensor):
-        return None
-
-    def launched(self, *args):
-        pass
+    def number(self, kind, name):
+        return self.numbers.setdefault((kind, name), len(self.numbers))
 
     def failed(self, operation, error):
         raise error
