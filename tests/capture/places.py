@@ -21,7 +21,7 @@ import torch.distributed as dist
 from moetraffic.capture import Recorder
 from moetraffic.errors import MoetrafficError
 
-STEPS = 40
+STEPS = 2000
 
 
 def vanish(folder: Path) -> None:
