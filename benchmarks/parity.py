@@ -102,7 +102,7 @@ def capture(name: str, folder: Path) -> Any:
     world = trace.meta.world
     nodes = tuple(f"node-{2 * rank // world}" for rank in range(world))
     about = {"nodes": nodes, "created": "2026-01-01T00:00:00+00:00"}
-    return trace.replace(meta=replace(trace.meta, **about))
+    return trace.replaced(meta=replace(trace.meta, **about))
 
 
 def make_captures(names: Sequence[str], *, check: bool) -> int:
