@@ -27,7 +27,7 @@ from moetraffic import Recorder
 from moetraffic.models import connect, train
 from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
 
-RANKS, STEPS, FIRST = 2, 24, 4
+RANKS, STEPS, FIRST = 2, 60, 4
 WORK = Workload(
     model=ModelShape(layers=4, hidden=128, experts=8, moe_every=2),
     gating=Gating(router="topk", k=2, dispatch="dropless"),
