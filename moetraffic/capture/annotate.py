@@ -162,6 +162,10 @@ def subscribe(sink: RoutingSink, *, choices: bool = False) -> Callable[[], None]
     return lambda: _routing_sinks.remove((sink, choices))
 
 
+SAVE_EVERY = 100
+"""Default number of iterations between two saves of a trace of virtual ranks."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardRouting:
     """Token copies per expert of several virtual ranks in one layer."""

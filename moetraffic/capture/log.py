@@ -129,12 +129,15 @@ class Log:
         self._defined: list[tuple[str, Any]] = []
         self._facts: dict[str, Any] = {}
         self._clocks: list[list[int]] = []
-        self._written_definitions = self._written_clocks = 0
-        self._written_facts: dict[str, Any] = {}
+        self._queued_definitions = self._queued_clocks = 0
+        self._queued_facts: dict[str, Any] = {}
+        # what messages in the log say, which the beginning of a file repeats
+        self._logged: dict[str, Any] = {"define": [], "clocks": [], "facts": {}}
         self._gradients: set[int] = set()  # contexts of gradients' calls
         self._lock = threading.RLock()  # a signal's handler may end a step, too
         self._file, self._files, self._size, self.size = -1, 0, 0, 0
-        self._pending: list[tuple[int, bytes, Int64]] = []  # kind, frame, its words
+        self._pending: list[tuple[bytes, Int64, dict[str, Any]]] = []
+        """Frames with their words or messages."""
         self._writing_since = 0.0
         self._state = log.State()
         self._ended = self._written = 0  # steps
@@ -290,7 +293,7 @@ class Log:
 
     def _drain(self, *, last: bool = False) -> None:
         """Write what is queued; an error loses it, and never reaches the training."""
-        ended, request = self._ended, self._requests
+        ended, request, content = self._ended, self._requests, b""
         try:
             self._read_devices()
             content, dropped = self._queue.take()
@@ -304,14 +307,17 @@ class Log:
                 self._count_lost(dropped)
             # names are defined before they are used, so those of taken words are here
             if (definitions := self._new_messages()) is not None:
-                self._pending.append((log.MESSAGE, log.message(definitions), NOTHING))
+                frame = log.message(definitions)
+                self._pending.append((frame, NOTHING, definitions))
             if len(words):
-                data = log.frame(log.WORDS, words.astype("<i8").tobytes())
-                self._pending.append((log.WORDS, data, words))
+                frame = log.frame(log.WORDS, words.astype("<i8").tobytes())
+                self._pending.append((frame, words, {}))
+            content = b""
             self._write()
             if self._most_bytes and self.size >= self._most_bytes:
                 self._sampling.stop()
         except Exception as error:
+            self._count_lost(calls_in(np.frombuffer(content, "<i8")))
             self._fail(f"records of rank {self.rank} are lost: {error!r}")
         with self._progress:
             self._written, self._fulfilled = ended, request
@@ -320,24 +326,24 @@ class Log:
     def _new_messages(self) -> dict[str, Any] | None:
         with self._lock:
             fields: dict[str, Any] = {
-                "define": self._defined[self._written_definitions :],
-                "clocks": self._clocks[self._written_clocks :],
-                "facts": {} if self._facts == self._written_facts else self._facts,
+                "define": self._defined[self._queued_definitions :],
+                "clocks": self._clocks[self._queued_clocks :],
+                "facts": {} if self._facts == self._queued_facts else dict(self._facts),
             }
-            self._written_definitions = len(self._defined)
-            self._written_clocks = len(self._clocks)
-            self._written_facts = dict(self._facts)
+            self._queued_definitions = len(self._defined)
+            self._queued_clocks = len(self._clocks)
+            self._queued_facts = dict(self._facts)
         fields = {name: value for name, value in fields.items() if value}
         return fields or None
 
     def _write(self) -> None:
         """Append the pending frames to the log, as far as the disk takes them."""
         while self._pending:
-            _, data, _ = self._pending[0]
+            frame, _, message = self._pending[0]
             try:
                 if self._size >= FILE_BYTES:
                     self._begin_file()
-                self._append(data)
+                self._append(frame)
             except OSError as error:
                 if error.errno == errno.EFBIG and self._size:
                     # a limit on the size of files: continue in another one
@@ -351,6 +357,9 @@ class Log:
                 return
             self._pending.pop(0)
             self._failure = ""
+            self._logged["define"] += message.get("define", [])
+            self._logged["clocks"] += message.get("clocks", [])
+            self._logged["facts"] |= message.get("facts", {})
 
     def _append(self, data: bytes) -> None:
         """Append a frame whole, or not at all."""
@@ -373,15 +382,8 @@ class Log:
         file = os.open(path, flags, 0o666)
         earlier = self._file, self._size
         self._file, self._size = file, 0
-        with self._lock:
-            message = {
-                "about": self._about,
-                "define": self._defined[: self._written_definitions],
-                "clocks": self._clocks[: self._written_clocks],
-                "facts": self._written_facts,
-            }
         try:
-            self._append(log.message(message))
+            self._append(log.message({"about": self._about, **self._logged}))
         except OSError:
             os.close(file)
             path.unlink(missing_ok=True)
@@ -393,17 +395,14 @@ class Log:
 
     def _drop_pending(self) -> None:
         """Drop pending words that are too many, and count their calls."""
-        size = sum(len(data) for _, data, _ in self._pending)
+        size = sum(len(frame) for frame, _, _ in self._pending)
         if size <= MOST_PENDING and not self._closing:
             return
-        words = [part for kind, _, part in self._pending if kind == log.WORDS]
-        calls = sum(
-            int((part[log.starts_of(part)] == log.CALL).sum()) for part in words
-        )
-        kept = [entry for entry in self._pending if entry[0] == log.MESSAGE]
-        record = np.array((log.LOST, 3, calls))
-        data = log.frame(log.WORDS, record.astype("<i8").tobytes())
-        self._pending = [*kept, (log.WORDS, data, record)]
+        calls = sum(calls_in(words) for _, words, _ in self._pending)
+        messages = [entry for entry in self._pending if entry[2]]
+        gap = np.array((log.LOST, 3, calls))
+        frame = log.frame(log.WORDS, gap.astype("<i8").tobytes())
+        self._pending = [*messages, (frame, gap, {})]
         self._count_lost(calls)
 
     def _count_lost(self, calls: int) -> None:
@@ -416,6 +415,11 @@ class Log:
         if not self._failure:
             self._say(why)
         self._failure = why
+
+
+def calls_in(words: Int64) -> int:
+    """Count the calls in some words."""
+    return int((words[log.starts_of(words)] == log.CALL).sum())
 
 
 def _json_value(name: Any) -> Any:

@@ -7,7 +7,6 @@ parallelism over R ranks are computed from the routing and the expert placement.
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Sequence
@@ -27,15 +26,10 @@ from moetraffic.trace.model import Group, Source, Steps
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 
-from .annotate import ShardRouting, subscribe_shards
+from .annotate import SAVE_EVERY, ShardRouting, subscribe_shards
 from .recorder import describe
 from .token_sample import TokenSample, choice_ids
 from .validation import cause, check_names_and_counts, check_token_sample
-
-logger = logging.getLogger("moetraffic")
-
-SAVE_EVERY = 100
-"""Default number of iterations between two saves of the trace."""
 
 
 @dataclass
@@ -102,10 +96,6 @@ class VirtualRecorder:
 
     def __enter__(self) -> VirtualRecorder:
         prepare(self.path, force=self._force, overwrite="give force=True")
-        logger.info(
-            "the trace is saved to %s every %d iterations and at the end",
-            *(self.path, self._save_every),
-        )
         self._unsubscribe = subscribe_shards(self._shards)
         self._records, self._begun = True, time.perf_counter_ns()
         return self

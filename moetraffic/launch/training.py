@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from moetraffic.capture.annotate import SAVE_EVERY
+from moetraffic.capture.hook import native
 from moetraffic.errors import CaptureError, Interrupted
 from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
@@ -92,10 +94,12 @@ def capture_run(
         ranks = 1
     if reports:
         prepare(output, force=force, overwrite=overwrite)
-    if not workload.training.virtual and (rank_env is None or rank_env.local_rank == 0):
-        # torch takes a second to import
-        from moetraffic.capture.hook import native
-
+    if workload.training.virtual:
+        say(
+            "virtual ranks are kept in memory: the trace is saved every "
+            f"{SAVE_EVERY} iterations and at the end"
+        )
+    elif rank_env is None or rank_env.local_rank == 0:
         native.build_if_possible(say)
     before = _written(output)
     elsewhere = rank_env is not None

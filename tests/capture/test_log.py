@@ -49,7 +49,7 @@ class Rank:
             *(folder, 0, state, about, self.queue, lambda: None, self.said.append),
             **options,
         )
-        self.time = 0
+        self.time, self.context = 0, CallContext()
 
     def play(self, program: str) -> None:
         for letter in program:
@@ -70,7 +70,7 @@ class Rank:
         number = next(self.calls)
         head = (
             *(number, now, words.OPERATIONS.index(name)),
-            *(log.number("group", GROUP), log.number("context", CallContext())),
+            *(log.number("group", GROUP), log.number("context", self.context)),
             *(log.number("dtype", None), log.number("thread", threading.get_ident())),
             *(int(letter == "b"), 0, -1, -1, -1, -1, now if letter == "c" else 0, 4),
             *(now + 1, now + 2, len(splits) // 2, len(splits) // 2),
@@ -269,6 +269,21 @@ def test_a_reader_begins_with_any_file_and_reads_on(
     reader.forget(10)
     assert calls_of(reader.record()) == {n: calls[n] for n in (10, 11)}
     assert reader.record().steps.tolist() == whole.steps[10:].tolist()
+
+
+def test_names_that_are_new_in_a_new_file_keep_their_numbers(
+    rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "FILE_BYTES", 1500)
+    one = rank()
+    for layer in range(24):
+        one.context = CallContext(layer, "dispatch")
+        one.play("fs")
+        one.log.flush()
+    one.log.close()
+    assert len(words.log_files(one.folder, 0)) > 2
+    record = read_rank(one.folder, 0)
+    assert [record.sites[s].layer for s in record.calls["site"]] == list(range(24))
 
 
 def test_a_damaged_frame_ends_a_log(rank: Callable[..., Rank]) -> None:

@@ -41,9 +41,9 @@ Fields of a record, after kind and length:
 - ``PAUSE``: 1 if iterations that begin later are not recorded, 0 if they are; it is not
   in the log
 
-``rank-00003.state`` has six int64 words, which the rank overwrites: VERSION, ended
-explicit steps, optimizer steps, whether the recording was closed, calls and steps that
-could not be written.  The rank holds a lock on it while it records.
+``rank-00003.state`` has five int64 words, which the rank overwrites: VERSION, ended
+explicit steps, optimizer steps, whether the recording was closed, and calls that could
+not be written.  The rank holds a lock on it while it records.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from moetraffic.errors import CaptureError
 VERSION = 1
 WORDS, MESSAGE = 1, 2
 HEADER = struct.Struct("<III")
-STATE = struct.Struct("<6q")
+STATE = struct.Struct("<5q")
 
 CALL, END, RAISED, STEP, LOSS, OPTIMIZER, UNSCALED = 1, 2, 3, 4, 5, 6, 7
 ROUTED, COUNTS, LOST, SKIP, PAUSE = 8, 9, 10, 11, 12
@@ -98,7 +98,6 @@ class State(NamedTuple):
     optimizer_steps: int = 0
     closed: int = 0  # 1: the recording was closed, and all records are in the log
     lost_calls: int = 0
-    lost_steps: int = 0
 
 
 class DamagedLog(CaptureError):
