@@ -171,15 +171,19 @@ def site_figures(trace: Any, number: int) -> dict[str, Any]:
     found = fields(site, "dtype row_bytes experts source")
     found["iterations"] = trace.occurrences.iteration[calls]
     found["sequence"] = trace.occurrences.sequence[calls]
-    for name in ("present", "recorded", "recovered"):
-        found[name] = getattr(trace, name)(calls)
+    presence = trace.presence(calls)
+    found["present"] = trace.present(calls)
+    found["recorded"] = np.isin(presence, (1, 3))
+    found["recovered"] = presence == 2
     found["demand" if site.operation == "routing" else "bytes"] = sent(
         trace, number, calls
     )
     if site.operation == "routing":
         found["dropped"] = content(trace, trace.dropped, calls)
         if site.token_sample:
-            found["token_sample"] = trace.choices(calls)
+            from moetraffic.trace.choices import expert_mask
+
+            found["token_sample"] = expert_mask(trace.chosen(calls), site.experts)
     names = ("issue", "start", "end")
     found["times"] = dict(zip(names, trace.times(calls), strict=True))
     return found

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, DroppedForm, Trace
+from moetraffic.trace.model import Presence
 from moetraffic.units import rank_span
 
 _BY_RANKS = re.compile(r"\branks? (\d+(?:, \d+)*) (?:each )?left out ")
@@ -48,10 +49,11 @@ def omitted_calls(trace: Trace) -> str:
 def _recorded(trace: Trace) -> Counter[int]:
     """Count the all-to-alls that each rank recorded, in all of its groups."""
     total: Counter[int] = Counter()
+    kinds = (Presence.RECORDED, Presence.UNSIZED)
     for number, group in enumerate(trace.groups):
         calls = trace.find(operation=ALL_TO_ALL, group=number, kind=None)
         if len(calls):
-            counts = trace.recorded(calls).sum(axis=0).tolist()
+            counts = np.isin(trace.presence(calls), kinds).sum(axis=0).tolist()
             total.update(dict(zip(group.ranks, counts, strict=True)))
     return total
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 
@@ -26,11 +27,15 @@ def iteration_range(text: str | range | None) -> range | None:
     """
     if text is None or isinstance(text, range):
         return text
-    first, colon, last = str(text).partition(":")
-    if colon and all(not part or part.isdecimal() for part in (first, last)):
-        chosen = range(_number(first), _number(last) if last else sys.maxsize)
-        if len(chosen):
-            return chosen
+    form = re.fullmatch(r"0*(\d*):0*(\d*)", str(text), re.ASCII)
+    if form:
+        # at most sys.maxsize; Python refuses to convert thousands of digits
+        first = min(int(form[1][:30] or 0), sys.maxsize)
+        last = min(int(form[2][:30] or 0), sys.maxsize)
+        if str(text).endswith(":"):
+            last = sys.maxsize
+        if first < last:
+            return range(first, last)
     raise TraceError(
         f"iterations are A:B with A below B, not {text!r}: 10:20 are iterations 10 to "
         "19, 100: all from 100 on"
@@ -74,19 +79,28 @@ def listed_numbers(
     text: str, what: str, error: type[MoetrafficError] = TraceError
 ) -> list[int]:
     """Parse comma-separated numbers as :func:`number_list`, each as often as listed."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
-        first, colon, last = part.strip().partition(":")
-        ends = (first, last) if colon else (first,)
-        # limits the digits: valid numbers have fewer, and long lists would fill memory
-        sound = all(n.isascii() and n.isdecimal() and len(n) < 10 for n in ends)
-        if not sound or (colon and not 0 < int(last) - int(first) <= MOST):
+        form = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", part.strip(), re.ASCII)
+        first = int(form[1]) if form else 0
+        last = int(form[2] or first + 1) if form else 0
+        if not 0 < last - first <= MOST:
             raise error(
                 f"{what} are numbers, or A:B for the half-open range [A, B), separated "
                 f"by commas, but one is {part.strip()[:40]!r}: 1,4:8 stands for five"
             )
-        found += range(int(first), int(last)) if colon else [int(first)]
-    return found
+        numbers += range(first, last)
+    return numbers
+
+
+def numbers(
+    given: Iterable[int | str] | int | str | None, what: str
+) -> tuple[int, ...] | None:
+    """Return the numbers of a list or of the text ``1,3:6``; None stays None."""
+    if given is None:
+        return None
+    parts = [given] if isinstance(given, int | str) else [*given]
+    return number_list(",".join(map(str, parts)), what) if parts else ()
 
 
 def layer_numbers(
@@ -96,25 +110,6 @@ def layer_numbers(
     return numbers(given, "layers")
 
 
-def numbers(
-    given: Iterable[int | str] | int | str | None, what: str
-) -> tuple[int, ...] | None:
-    """Return the numbers of a list or of the text ``1,3:6``; None stays None.
-
-    ``what`` is numbered, in the plural, for the error.
-    """
-    if given is None:
-        return None
-    parts = [given] if isinstance(given, int | str) else [*given]
-    return number_list(",".join(map(str, parts)), what) if parts else ()
-
-
 def names(given: Iterable[str] | str) -> tuple[str, ...]:
     """Return the names of a list, or of a text with commas between."""
     return tuple(given.split(",") if isinstance(given, str) else given)
-
-
-def _number(digits: str) -> int:
-    """Parse decimal digits to an integer, limited to ``sys.maxsize``."""
-    # a limited number of digits, since Python rejects the conversion of thousands
-    return min(int(digits.lstrip("0")[:30] or 0), sys.maxsize)

@@ -34,8 +34,8 @@ def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
             "labeled arrays need xarray, which is not installed: "
             f"{install_command('xarray')}"
         ) from None
-    found = trace.find(operation=ROUTING, direction="forward", group=group)
-    sites = [trace.sites[s] for s in trace.occurrences.site[found]]
+    calls = trace.find(operation=ROUTING, direction="forward", group=group)
+    sites = [trace.sites[s] for s in trace.occurrences.site[calls]]
     groups = sorted({s.group for s in sites})
     if not groups:
         raise TraceError(
@@ -47,29 +47,27 @@ def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
             f"a labeled array covers one expert-parallel group, but the trace has "
             f"{groups}: choose one with group="
         )
-    layers = sorted({s.layer for s in sites})
-    slots = sorted({s.slot for s in sites})
-    when = trace.occurrences.iteration[found]
-    iterations = np.unique(when)
-    shape = (len(layers), len(slots), len(iterations))
-    if len(trace.complete(found)) != len(found) or len(found) != np.prod(shape):
+    when = trace.occurrences.iteration[calls]
+    layer, slot = np.array([(s.layer, s.slot) for s in sites]).T
+    iterations, slots, layers = (np.unique(v) for v in (when, slot, layer))
+    cells = len(iterations) * len(slots) * len(layers)
+    if not len(trace.complete(calls)) == len(calls) == cells:
         raise TraceError(
             f"a labeled array needs every layer, micro-batch and rank in each of the "
             f"{len(iterations)} iterations, but some are absent: read "
             "trace.demand(trace.complete(trace.find(...))) instead"
         )
-    order = np.lexsort((when, [s.slot for s in sites], [s.layer for s in sites]))
-    counts = trace.demand(found)[order]
+    counts = trace.demand(calls[np.lexsort((layer, slot, when))])
+    coords: dict[str, Any] = {
+        "iteration": iterations,
+        "micro_batch": slots,
+        "layer": layers,
+        "src": list(trace.groups[groups[0]].ranks),
+        "expert": np.arange(counts.shape[2]),
+    }
     return xarray.DataArray(
-        counts.reshape(*shape, *counts.shape[1:]),
-        dims=("layer", "micro_batch", "iteration", "src", "expert"),
-        coords={
-            "layer": layers,
-            "micro_batch": slots,
-            "iteration": iterations,
-            "src": list(trace.groups[groups[0]].ranks),
-            "expert": np.arange(counts.shape[2]),
-        },
+        counts.reshape([len(values) for values in coords.values()]),
+        coords=coords,
         name="demand",
         attrs={
             "units": "1",
@@ -77,7 +75,7 @@ def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
             "source": min(s.source for s in sites).name.lower(),
             "step_source": Source(trace.steps.sources(iterations).min()).name.lower(),
         },
-    ).transpose("iteration", "micro_batch", "layer", "src", "expert")
+    )
 
 
 def demand_table(trace: Trace, occurrences: Int64 | None = None) -> pandas.DataFrame:
@@ -117,22 +115,18 @@ def calls_table(trace: Trace) -> pandas.DataFrame:
     sent = np.full(len(site), np.nan)
     times = np.full((len(site), 3), UNKNOWN_TIME)
     for width in np.unique(trace.width[site]).tolist():
-        of = np.flatnonzero(trace.width[site] == width)
+        calls = np.flatnonzero(trace.width[site] == width)
         step = max(1, MOST_CELLS // width**2)
-        for part in np.split(of, range(step, len(of), step)):
+        for part in np.split(calls, range(step, len(calls), step)):
             issue, start, end = trace.times(part)
-            times[part, 0] = earliest(issue, axis=1)
-            times[part, 1] = earliest(start, axis=1)
-            times[part, 2] = end.max(axis=1)
+            columns = (earliest(issue, 1), earliest(start, 1), end.max(axis=1))
+            times[part] = np.stack(columns, axis=1)
             known = trace.occurrences.matrix[part] >= 0
             whole = part[known & trace.present(part).all(axis=1)]
-            square = trace.square[site[whole]]
-            for these, read in (
-                (whole[square], trace.wire),
-                (whole[~square], trace.volume),
-            ):
-                values = read(these)
-                sent[these] = values.sum(axis=tuple(range(1, values.ndim)))
+            square = whole[trace.square[site[whole]]]
+            other = np.setdiff1d(whole, square)
+            sent[square] = trace.wire(square).sum(axis=(1, 2))
+            sent[other] = trace.volume(other).sum(axis=1)
     measured = times != UNKNOWN_TIME
     first = times[measured].min() if measured.any() else 0
     seconds = np.where(measured, (times - first) / 1e9, np.nan)

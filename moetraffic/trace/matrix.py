@@ -28,9 +28,6 @@ from .model import (
 if TYPE_CHECKING:
     from .trace import Trace
 
-SHOWN = 16
-"""Maximum number of ranks shown in a notebook."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
@@ -45,28 +42,19 @@ class Matrix:
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
     ) -> npt.NDArray[Any]:
-        """Return the values as a numpy array, for ``numpy.asarray(matrix)``.
-
-        Raises
-        ------
-        ValueError
-            If ``copy`` is False, but another type is requested.
-        """
-        if copy is False and dtype not in (None, self.values.dtype):
-            raise ValueError(f"a matrix of {self.values.dtype} as {dtype} is a copy")
-        return np.array(self.values, dtype, copy=bool(copy) or None)
+        """Return the values as a numpy array, for ``numpy.asarray(matrix)``."""
+        return np.array(self.values, dtype, copy=copy)
 
     def _repr_html_(self) -> str:
-        """Format the matrix as an HTML table for notebooks, of at most 16 ranks."""
-        shown = self.values[:SHOWN, :SHOWN]
-        header = ["from, to", *map(str, self.ranks[:SHOWN])]
-        rows = [
-            [str(rank), *row]
-            for rank, row in zip(self.ranks, shown.tolist(), strict=False)
-        ]
-        more = len(self.ranks) > SHOWN
-        notes = [f"{SHOWN} of {len(self.ranks)} ranks are shown"] if more else []
-        return Table(title=self.label, columns=header, rows=rows, notes=notes).to_html()
+        """Format the first 16 ranks as an HTML table for notebooks."""
+        ranks, cells = self.ranks[:16], self.values[:16, :16].tolist()
+        rows = [[str(r), *row] for r, row in zip(ranks, cells, strict=True)]
+        few = len(ranks) < len(self.ranks)
+        notes = [f"{len(ranks)} of {len(self.ranks)} ranks are shown"] if few else []
+        columns = ["from, to", *map(str, ranks)]
+        return Table(
+            title=self.label, columns=columns, rows=rows, notes=notes
+        ).to_html()
 
 
 def exchange_matrix(
@@ -82,40 +70,35 @@ def exchange_matrix(
     of: str,
 ) -> Matrix:
     """Compute the traffic matrix of one expert exchange; see :meth:`Trace.matrix`."""
-    for value, choices, name in (
-        (phase, PHASES, "phase"),
-        (space, ("group", "world"), "space"),
-        (unit, ("bytes", "tokens"), "unit"),
-        (of, ("demand", "wire"), "of"),
-    ):
-        check_choice(name, value, choices, TraceError)
-
+    check_choice("phase", phase, PHASES, TraceError)
+    check_choice("space", space, ("group", "world"), TraceError)
+    check_choice("unit", unit, ("bytes", "tokens"), TraceError)
+    check_choice("of", of, ("demand", "wire"), TraceError)
     for number, name in ((iteration, "iteration"), (layer, "layer")):
         if not isinstance(number, int | np.integer):
             raise TraceError(f"{name} is a number, not {number!r:.60}: give an int")
-
-    def find(operation: str, phase: str | None, direction: str | None) -> Int64:
-        return trace.find(
-            operation=operation,
-            phase=phase,
-            layer=layer,
-            direction=direction,
-            slot=micro_batch,
-            group=group,
-            iterations=range(iteration, iteration + 1),
-            kind=None,
-        )
-
     step = trace.steps.label(iteration)
     if step.endswith("(evaluation)") and phase.endswith("_grad"):
         raise TraceError(
             f"phases of the backward pass are of training iterations, but {step} has "
             "no backward pass: choose dispatch or combine, or another iteration"
         )
-    sent = find(ALL_TO_ALL, phase, None)
-    found = sent if of == "wire" else find(ROUTING, None, "forward")
-    sites = trace.occurrences.site
-    groups = sorted({trace.sites[s].group for s in sites[found]})
+    calls = trace.find(
+        layer=layer,
+        slot=micro_batch,
+        group=group,
+        iterations=range(iteration, iteration + 1),
+        kind=None,
+    )
+    sites = [trace.sites[n] for n in trace.occurrences.site[calls]]
+    sent = calls[[s.operation == ALL_TO_ALL and s.phase == phase for s in sites]]
+    routed = [s.operation == ROUTING and s.direction == "forward" for s in sites]
+    calls = sent if of == "wire" else calls[routed]
+    of_group: dict[int, list[int]] = {}
+    for call in calls.tolist():
+        own = trace.sites[trace.occurrences.site[call]].group
+        of_group.setdefault(own, []).append(call)
+    groups = sorted(of_group)
     if not groups:
         span = [int(i) for i in (*trace.iterations[:1], *trace.iterations[-1:])]
         raise TraceError(
@@ -128,56 +111,44 @@ def exchange_matrix(
             f"a matrix in group space covers one group, but layer {layer} has groups "
             f"{groups}: choose one with group=, or use space='world'"
         )
-    width = trace.meta.world if space == "world" else trace.size(int(found[0]))
-    total = np.zeros((width, width), np.int64)
+    world = tuple(range(trace.meta.world))
+    ranks = world if space == "world" else trace.groups[groups[0]].ranks
+    total = np.zeros((len(ranks), len(ranks)), np.int64)
     for number in groups:
-        mine = np.array([o for o in found if trace.sites[sites[o]].group == number])
-        if len(trace.complete(mine)) < len(mine):
-            absent = np.flatnonzero(~trace.present(mine).all(axis=0)).tolist()
+        own_calls = np.array(of_group[number])
+        absent = np.flatnonzero(~trace.present(own_calls).all(axis=0)).tolist()
+        if absent:
             raise TraceError(
                 "a matrix needs the record of every member, but iteration "
                 f"{iteration} lacks that of group ranks {absent}: "
                 "choose an earlier iteration"
             )
-        values = (
-            _wire(trace, mine, unit)
-            if of == "wire"
-            else _demand(trace, mine, sent, number, layer, phase, unit)
-        )
-        if space == "group":
-            total += values
+        if of == "wire":
+            values = _wire(trace, own_calls, unit)
         else:
-            ranks = trace.groups[number].ranks
-            total[np.ix_(ranks, ranks)] += values
-    slots = sorted({trace.sites[s].slot for s in sites[found]})
-    return Matrix(
-        values=total,
-        unit=unit,
-        of=of,
-        ranks=tuple(range(width))
-        if space == "world"
-        else trace.groups[groups[0]].ranks,
-        label=(
-            f"{of} of {phase}, layer {layer}, {step}, "
-            + _sum("micro-batch", "micro-batches", slots)
-            + (", " + _sum("group", "groups", groups) if space == "world" else "")
-            + f", {unit}"
-            + _guessed(trace, np.union1d(found, sent))
-        ),
-    )
+            values = _demand(trace, own_calls, sent, number, layer, phase, unit)
+        if space == "world":
+            members = trace.groups[number].ranks
+            total[np.ix_(members, members)] += values
+        else:
+            total += values
+    slots = sorted({trace.sites[s].slot for s in trace.occurrences.site[calls]})
+    parts = [f"{of} of {phase}", f"layer {layer}", step, _numbers("micro-batch", slots)]
+    parts += [_numbers("group", groups)] * (space == "world")
+    parts += [unit, *_inferred(trace, np.union1d(calls, sent))]
+    return Matrix(values=total, unit=unit, of=of, ranks=ranks, label=", ".join(parts))
 
 
-def _wire(trace: Trace, occurrences: Int64, unit: str) -> Int64:
-    values = trace.wire(occurrences)
+def _wire(trace: Trace, calls: Int64, unit: str) -> Int64:
+    values = trace.wire(calls)
     if unit == "tokens":
-        sites = trace.occurrences.site[occurrences]
-        row = np.array([trace.sites[s].row_bytes for s in sites], np.int64)
-        if (row <= 0).any():
+        rows = [trace.sites[s].row_bytes for s in trace.occurrences.site[calls]]
+        if min(rows) <= 0:
             raise TraceError(
                 "wire in tokens needs the bytes of a row, which are unknown here: use "
                 "unit='bytes'"
             )
-        values = values // row[:, None, None]
+        values = values // np.array(rows)[:, None, None]
     return np.asarray(values.sum(axis=0), np.int64)
 
 
@@ -191,18 +162,12 @@ def _demand(
     unit: str,
 ) -> Int64:
     when = trace.occurrences.iteration[routed]
-    tokens = between_ranks(
-        trace, layer, group, when, trace.demand(routed).astype(np.int64)
-    ).sum(axis=0)
-    if phase in TRANSPOSED_PHASES:
-        tokens = tokens.T
+    tokens = between_ranks(trace, layer, group, when, trace.demand(routed)).sum(axis=0)
+    tokens = tokens.T if phase in TRANSPOSED_PHASES else tokens
     if unit == "tokens":
         return np.asarray(tokens, np.int64)
-    rows = {
-        trace.sites[s].row_bytes
-        for s in trace.occurrences.site[sent]
-        if trace.sites[s].group == group
-    }
+    sites = [trace.sites[s] for s in trace.occurrences.site[sent]]
+    rows = {s.row_bytes for s in sites if s.group == group}
     if len(rows) != 1 or 0 in rows:
         raise TraceError(
             "demand in bytes needs one size of a row, but the all-to-alls of "
@@ -211,22 +176,20 @@ def _demand(
     return in_bytes(tokens, rows.pop())
 
 
-def _guessed(trace: Trace, occurrences: Int64) -> str:
+def _inferred(trace: Trace, calls: Int64) -> list[str]:
     """Name the attributes by which calls were selected and that are inferred."""
-    sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[occurrences])]
-    steps = trace.steps.sources(trace.occurrences.iteration[occurrences])
-    found = {
-        "layer and phase": any(s.source == Source.INFERRED for s in sites),
-        "iteration": (steps == Source.INFERRED).any(),
-    }
-    names = [name for name, guessed in found.items() if guessed]
-    return f", inferred {' and '.join(names)}" if names else ""
+    sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[calls])]
+    steps = trace.steps.sources(trace.occurrences.iteration[calls])
+    names = ["layer and phase"] * any(s.source == Source.INFERRED for s in sites)
+    names += ["iteration"] * bool((steps == Source.INFERRED).any())
+    return [f"inferred {' and '.join(names)}"] * bool(names)
 
 
-def _sum(name: str, plural: str, values: list[int]) -> str:
+def _numbers(name: str, values: list[int]) -> str:
     if len(values) == 1:
         return f"{name} {values[0]}"
-    return f"sum over {plural} {', '.join(map(str, values))}"
+    plural = "es" if name.endswith("h") else "s"
+    return f"sum over {name}{plural} {', '.join(map(str, values))}"
 
 
 # ---- placements of experts -----------------------------------------------------------
@@ -251,7 +214,22 @@ def contiguous_placement(
 
 def holder(trace: Trace, layer: int, group: int, iteration: int) -> Int64:
     """Return the group rank that holds each expert in an iteration, ``[E]`` int64."""
-    return _holder(_placed(trace, layer, group), trace.groups[group], layer, iteration)
+    rows = trace.placements
+    rows = rows[(rows["layer"] == layer) & (rows["group"] == group)]
+    return _holder(rows, trace.groups[group], layer, iteration)
+
+
+def _holder(rows: npt.NDArray[Any], group: Group, layer: int, iteration: int) -> Int64:
+    rows = rows[rows["valid_from"] <= iteration]
+    rows = np.sort(rows[rows["valid_from"] == rows["valid_from"].max(initial=0)])
+    if not len(rows) or (rows["replica"] > 0).any():
+        raise TraceError(
+            "a matrix between ranks needs exactly one rank per expert, but the "
+            f"placement of layer {layer} has {'several' if len(rows) else 'none'}: "
+            "Trace.demand() has the demand by expert"
+        )
+    member = {rank: number for number, rank in enumerate(group.ranks)}
+    return np.array([member[rank] for rank in rows["rank"].tolist()], np.int64)
 
 
 def between_ranks(
@@ -265,10 +243,10 @@ def between_ranks(
 
     ``iterations`` ``[n]`` are those of each matrix, as the placement may change during
     the run; ``by_expert`` ``[n, W, E]`` are token copies, or expected ones in float64.
-    The result is ``[n, W, W]``: the input itself where rank w holds expert w alone,
-    else int64, or float64.
+    The result is ``[n, W, W]`` int64, or float64.
     """
-    rows = _placed(trace, layer, group)
+    rows = trace.placements
+    rows = rows[(rows["layer"] == layer) & (rows["group"] == group)]
     return summed_by_rank(rows, trace.groups[group], layer, iterations, by_expert)
 
 
@@ -281,63 +259,24 @@ def summed_by_rank(
 ) -> npt.NDArray[Any]:
     """Sum as :func:`between_ranks`, by the placement ``rows`` of a group and layer."""
     count, width, experts = by_expert.shape
-    kind = np.result_type(by_expert.dtype, np.int64)
+    out = np.zeros((count, width, width), np.result_type(by_expert, np.int64))
     version = np.searchsorted(np.unique(rows["valid_from"]), iterations, side="right")
-    parts = []
     for number in np.unique(version):
         these = np.flatnonzero(version == number)
-        ranks_of = _holder(rows, group, layer, int(iterations[these[0]]))
-        if len(ranks_of) != experts:
+        rank_of = _holder(rows, group, layer, int(iterations[these[0]]))
+        if len(rank_of) != experts:
             raise TraceError(
-                f"the placement of layer {layer} names {len(ranks_of)} experts, but "
+                f"the placement of layer {layer} names {len(rank_of)} experts, but "
                 f"its routing has {experts}: the file is inconsistent"
             )
-        mine = by_expert if len(these) == count else by_expert[these]
-        if np.array_equal(ranks_of, np.arange(width)):
-            parts.append((these, mine))
-            continue
-        order = np.argsort(ranks_of, kind="stable")
-        ranks, first = np.unique(ranks_of[order], return_index=True)
-        if not np.array_equal(order, np.arange(experts)):
-            mine = mine[:, :, order]
-        held = np.add.reduceat(mine, first, axis=2, dtype=kind)
-        if len(ranks) < width:
-            every = np.zeros((len(these), width, width), kind)
-            every[:, :, ranks] = held
-            held = every
-        parts.append((these, held))
-    if len(parts) == 1:
-        return parts[0][1]
-    out = np.zeros((count, width, width), kind)
-    for these, held in parts:
-        out[these] = held
+        order = np.argsort(rank_of, kind="stable")
+        ranks, first = np.unique(rank_of[order], return_index=True)
+        copies = by_expert if len(these) == count else by_expert[these]
+        if (np.diff(rank_of) < 0).any():
+            copies = copies[:, :, order]
+        held = np.add.reduceat(copies, first, axis=2, dtype=out.dtype)
+        out[these[:, None], :, ranks] = held.transpose(0, 2, 1)
     return out
-
-
-def _placed(trace: Trace, layer: int, group: int) -> npt.NDArray[Any]:
-    rows: npt.NDArray[Any] = trace.placements
-    of = (rows["layer"] == layer) & (rows["group"] == group)
-    return np.asarray(rows[of])
-
-
-def _holder(rows: npt.NDArray[Any], group: Group, layer: int, iteration: int) -> Int64:
-    rows = rows[rows["valid_from"] <= iteration]
-    if len(rows):
-        rows = rows[rows["valid_from"] == rows["valid_from"].max()]
-    if not len(rows) or (rows["replica"] > 0).any():
-        raise TraceError(
-            "a matrix between ranks needs exactly one rank per expert, but the "
-            f"placement of layer {layer} has {'several' if len(rows) else 'none'}: "
-            "Trace.demand() has the demand by expert"
-        )
-    rows = np.sort(rows, order="expert")
-    if not np.array_equal(rows["expert"], np.arange(len(rows))):
-        raise TraceError(
-            f"experts are numbered from 0 without gaps, but the placement of layer "
-            f"{layer} has gaps: Trace.demand() has the demand by expert"
-        )
-    member = {rank: at for at, rank in enumerate(group.ranks)}
-    return np.array([member[int(rank)] for rank in rows["rank"]], np.int64)
 
 
 def in_bytes(tokens: Integer, row_bytes: int) -> Int64:

@@ -241,15 +241,15 @@ class Steps:
             source=np.full(len(iterations), Source.ANNOTATED, np.uint8),
         )
 
+    def of_kind(self, kind: str) -> Int64:
+        """Return the iterations of the steps of a kind, ``[n]``."""
+        mask = np.array([k == kind for k in self.kind], bool)
+        return np.asarray(self.iteration[mask])
+
     def sources(self, iterations: Int64) -> UInt8:
         """Return the source of iterations ``[n]``; UNKNOWN if they are no steps."""
-        out = np.zeros(len(iterations), np.uint8)
-        if len(self.iteration):
-            place = np.searchsorted(self.iteration, iterations)
-            place = np.minimum(place, len(self.iteration) - 1)
-            known = self.iteration[place] == iterations
-            out[:] = np.where(known, self.source[place], Source.UNKNOWN)
-        return out
+        known = dict(zip(self.iteration.tolist(), self.source.tolist(), strict=True))
+        return np.array([known.get(i, 0) for i in iterations.tolist()], np.uint8)
 
     def label(self, iteration: int) -> str:
         """Name an iteration, with its kind where it is no training step."""

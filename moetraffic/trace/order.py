@@ -1,13 +1,10 @@
 """One order of a trace's operations that suits all ranks.
 
-Where ranks of a trace meet on one rank, it must do what several did; and ranks that
-wait for each other must do it in one order, or none of them goes on.  So all follow one
-order that keeps every rank's own: a topological one of what each rank did after what.
-Iterations come one after the other; in most the calls are the same, and are put in
-order once.  Where ranks issued calls in orders that contradict each other (they did not
-wait for each other: streams, messages of a pipeline), the call that its members reached
-first, by the mean, goes first.  The replay can do that: in one order of all calls no
-rank waits for another in a ring.
+Where several ranks of a trace are mapped to one, it does what each of them did, and
+ranks that wait for each other follow one order.  That order keeps the order of every
+rank: it is a topological one.  Iterations come one after the other.  Where the orders
+of ranks contradict each other (streams, messages of a pipeline), the call whose mean
+position is first goes first.  In one order of all calls no ring of waits exists.
 """
 
 from __future__ import annotations
@@ -24,54 +21,46 @@ from moetraffic.trace.trace import Trace
 
 
 def common_order(trace: Trace, occurrences: Int64) -> Int64:
-    """The position of each occurrence in an order that suits all ranks.
+    """Return the position of each occurrence in an order that suits all ranks.
 
     ``occurrences`` are ``[n]``, ascending; the result is a permutation of 0 to n - 1,
     ``[n]`` int64, ascending by iteration.
     """
-    count = len(occurrences)
-    chosen = np.full(len(trace.occurrences), -1, np.int64)
-    chosen[occurrences] = np.arange(count)
     when = trace.occurrences.iteration[occurrences]
     iterations = np.unique(when)
-    # Step 1: each rank's sequences of sites, told apart once
+    # Step 1: each rank's sequences of sites, each distinct one once
     known: dict[bytes, int] = {}
     sequences: list[Int64] = []
-    said = np.full((len(iterations), trace.meta.world), -1, np.int64)
-    for rank, mine in _orders(trace, occurrences):
-        mine = mine[chosen[mine] >= 0]
-        sites = trace.occurrences.site[mine].astype(np.int64)
-        at = trace.occurrences.iteration[mine]
-        edges = np.searchsorted(at, np.append(iterations, np.iinfo(np.int64).max))
-        for number, (begin, end) in enumerate(pairwise(edges.tolist())):
-            part = sites[begin:end]
-            key = part.tobytes()
-            if key not in known:
-                known[key] = len(sequences)
+    sequence = np.full((len(iterations), trace.meta.world), -1, np.int64)
+    for rank, calls in _orders(trace, occurrences):
+        sites = trace.occurrences.site[calls].astype(np.int64)
+        edges = np.searchsorted(trace.occurrences.iteration[calls], iterations)
+        for number, part in enumerate(np.split(sites, edges[1:])):
+            key = known.setdefault(part.tobytes(), len(sequences))
+            if key == len(sequences):
                 sequences.append(part)
-            said[number, rank] = known[key]
+            sequence[number, rank] = key
     # Step 2: an order of sites for each kind of iteration
-    place = np.zeros((count,), np.int64)
-    kinds, kind = np.unique(said, axis=0, return_inverse=True)
-    kind = kind.ravel()
+    place = np.zeros(len(occurrences), np.int64)
+    kinds, kind = np.unique(sequence, axis=0, return_inverse=True)
     site = trace.occurrences.site[occurrences]
-    which = kind[np.searchsorted(iterations, when)]
+    kind_of_call = kind.ravel()[np.searchsorted(iterations, when)]
     for number, row in enumerate(kinds):
-        mine = np.flatnonzero(which == number)
+        calls = np.flatnonzero(kind_of_call == number)
         order = merged([sequences[s] for s in np.unique(row)])
-        rank_of = np.full(len(trace.sites), len(order), np.int64)
-        rank_of[order] = np.arange(len(order))
-        place[mine] = rank_of[site[mine]]
+        position = np.full(len(trace.sites), len(order), np.int64)
+        position[order] = np.arange(len(order))
+        place[calls] = position[site[calls]]
     # Step 3: by iteration, then by that order
-    out = np.empty(count, np.int64)
-    out[np.lexsort((site, place, when))] = np.arange(count)
+    out = np.empty(len(occurrences), np.int64)
+    out[np.lexsort((site, place, when))] = np.arange(len(occurrences))
     return out
 
 
 def _orders(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, Int64]]:
     """Yield each rank, and the occurrences in the order in which it issued them.
 
-    Times are read once for all ranks, unless some are unknown.
+    Times are read once for all ranks; where some are unknown, sites give the order.
     """
     parts = []
     width = trace.width[trace.occurrences.site[occurrences]]
@@ -83,15 +72,12 @@ def _orders(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, Int64]]:
         parts.append((ranks, of[row], issue[row, member]))
     if not parts:
         return
-    rank, found, issued = (np.concatenate(p) for p in zip(*parts, strict=True))
-    if (issued == UNKNOWN_TIME).any():
-        for one in range(trace.meta.world):
-            yield one, trace.order(one)
-        return
-    order = np.lexsort((found, issued, trace.occurrences.iteration[found], rank))
-    edges = np.searchsorted(rank[order], np.arange(trace.meta.world + 1))
-    for one, (begin, end) in enumerate(pairwise(edges.tolist())):
-        yield one, found[order[begin:end]]
+    rank, calls, issued = (np.concatenate(p) for p in zip(*parts, strict=True))
+    unknown = np.isin(rank, rank[issued == UNKNOWN_TIME])
+    issued = np.where(unknown, trace.occurrences.site[calls], issued)
+    order = np.lexsort((calls, issued, trace.occurrences.iteration[calls], rank))
+    edges = np.searchsorted(rank[order], np.arange(1, trace.meta.world))
+    yield from enumerate(np.split(calls[order], edges))
 
 
 def merged(sequences: Sequence[Int64]) -> Int64:
@@ -119,23 +105,21 @@ def merged(sequences: Sequence[Int64]) -> Int64:
                 after[one].add(then)
                 before[then] += 1
     mean = {item: sum(of) / len(of) for item, of in places.items()}
+    waiting = sorted(before, key=lambda i: (mean[i], i))
     ready = [(mean[i], i) for i, n in before.items() if n == 0]
-    waiting = sorted((i for i, n in before.items() if n), key=lambda i: (mean[i], i))
     heapq.heapify(ready)
-    out: list[int] = []
-    done: set[int] = set()
     following = iter(waiting)
+    out: dict[int, None] = {}  # a set in the order of insertion
     while len(out) < len(before):
         if ready:
             item = heapq.heappop(ready)[1]
-        else:  # a ring: begin it where most began
-            item = next(i for i in following if i not in done)
-        if item in done:
+        else:  # a ring: begin it with the item of the first mean position
+            item = next(i for i in following if i not in out)
+        if item in out:
             continue
-        out.append(item)
-        done.add(item)
+        out[item] = None
         for then in after[item]:
             before[then] -= 1
-            if before[then] == 0 and then not in done:
+            if before[then] == 0 and then not in out:
                 heapq.heappush(ready, (mean[then], then))
-    return np.array(out, np.int64)
+    return np.array([*out], np.int64)

@@ -19,16 +19,13 @@ class Panel(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the panel; the first axis counts rows."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Element type of the panel."""
-        ...
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Read rows of the half-open range [start, stop), within the panel."""
-        ...
 
 
 class ArrayPanel:

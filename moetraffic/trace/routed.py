@@ -35,14 +35,20 @@ from .model import (
     Source,
     Steps,
 )
-from .panel import ArrayPanel, ComputedPanel, Panel, constant_panel, stacked
+from .panel import (
+    ArrayPanel,
+    ComputedPanel,
+    Panel,
+    constant_panel,
+    count_equal,
+    stacked,
+)
 from .storage import table_of
 from .trace import TIMES, Trace
 
 SHAPES = "[iterations, layers, ranks, experts], or with micro-batches after the layers"
 ASSUMED_ROWS = "1 byte per token copy assumed"
 COUNT_BYTES = 8  # bytes of an entry (int64) in the exchange of counts
-FORWARD = ("routing", "counts", "dispatch", "combine")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,15 +76,10 @@ class RoutedLayer:
         return kept
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _RoutedSite:
-    """A call site of a layer in one group, with its bytes."""
+_Call = tuple[Site, RoutedLayer, Panel | None]
+"""A call site, its layer, and its bytes ``[n or 1, W, W]`` as dispatched (None: none).
 
-    place: tuple[int, ...]  # sort key: position in a step
-    site: Site
-    layer: RoutedLayer
-    bytes: Panel | None  # [n or 1, W, W] in the direction of the dispatch; None: none
-    # the same object for exchanges that share their matrices
+Exchanges that share their matrices have the same panel object."""
 
 
 def trace_of_routing(
@@ -100,34 +101,40 @@ def trace_of_routing(
     evenly over them; the remainder goes round-robin to the replicas, starting at the
     group rank modulo m.
     """
-    made: list[_RoutedSite] = []
+    calls: list[_Call] = []
     for number, group in enumerate(groups):
-        here = [
-            site
-            for at, layer in enumerate(layers)
-            for site in _sites_of(layer, at, len(layers), number, group, placements)
-        ]
-        made += sorted(here, key=lambda each: each.place)
-    count = np.array([len(m.layer.iteration) for m in made], np.int64)
-    site_of = np.repeat(np.arange(len(made), dtype=np.int32), count)
-    when = [m.layer.iteration for m in made]
+        for slot in sorted({layer.slot for layer in layers}):
+            own = [
+                _calls_of(layer, number, group, placements)
+                for layer in layers
+                if layer.slot == slot
+            ]
+            calls += [c for made in own for c in made if c[0].direction == "forward"]
+            calls += [
+                c for made in own[::-1] for c in made if c[0].direction == "backward"
+            ]
+    sites = [site for site, _, _ in calls]
+    when = [layer.iteration for _, layer, _ in calls]
+    count = np.array([len(each) for each in when], np.int64)
+    site_of = np.repeat(np.arange(len(sites), dtype=np.int32), count)
     iteration = np.concatenate(when) if when else np.zeros(0, np.int64)
-    matrix, transposed, panels = _bytes(made, groups)
+    transposed = np.array([s.phase in TRANSPOSED_PHASES for s in sites], bool)
+    matrix, bytes_panels = _bytes(calls, groups)
     return Trace(
         meta=meta,
         groups=groups,
-        sites=[m.site for m in made],
+        sites=sites,
         occurrences=Occurrences(
             iteration=iteration,
             site=site_of,
-            sequence=_sequence(made, site_of, steps, iteration),
+            sequence=_sequence(sites, site_of, steps, iteration),
             matrix=matrix,
-            transposed=transposed,
+            transposed=transposed[site_of],
         ),
         panels={
-            **blank_panels(groups, [m.site for m in made], site_of),
-            **_routing_panels(made, groups),
-            **panels,
+            **blank_panels(groups, sites, site_of),
+            **_routing_panels(calls, groups),
+            **bytes_panels,
         },
         steps=steps,
         placements=placements,
@@ -180,33 +187,26 @@ def spread(
     result is ``[n, W, W]`` int64; row sends, column receives.
     """
     count, width, _ = kept.shape
-    member = {rank: at for at, rank in enumerate(group.ranks)}
+    member = {rank: number for number, rank in enumerate(group.ranks)}
     out = np.zeros((count, width, width), np.int64)
     starts = np.unique(placements["valid_from"])
     version = np.searchsorted(starts, iterations, side="right") - 1
     for number in np.unique(version):
         these = np.flatnonzero(version == number)
         rows = placements[placements["valid_from"] == starts[number]]
-        replicas = np.bincount(rows["expert"])
-        for row in rows:
-            m = int(replicas[row["expert"]])
-            copies = kept[these][:, :, row["expert"]]  # [t, W]
-            base, rest = np.divmod(copies, m)
-            turn = (int(row["replica"]) - np.arange(width)) % m
-            sent = padded or base + (turn < rest)
-            out[these, :, member[int(row["rank"])]] += sent
+        replicas = np.bincount(rows["expert"]).tolist()
+        columns = (rows[name].tolist() for name in ("expert", "replica", "rank"))
+        for expert, replica, rank in zip(*columns, strict=True):
+            base, rest = np.divmod(kept[these, :, expert], replicas[expert])
+            turn = (replica - np.arange(width)) % replicas[expert]
+            out[these, :, member[rank]] += padded or base + (turn < rest)
     return out
 
 
-def _sites_of(
-    layer: RoutedLayer,
-    at: int,
-    depth: int,
-    number: int,
-    group: Group,
-    placements: npt.NDArray[Any],
-) -> list[_RoutedSite]:
-    """Build a layer's call sites in one group, in any order."""
+def _calls_of(
+    layer: RoutedLayer, number: int, group: Group, placements: npt.NDArray[Any]
+) -> list[_Call]:
+    """Build a layer's calls in one group, in the order of a program."""
     ranks = list(group.ranks)
     routing = Site(
         group=number,
@@ -218,118 +218,99 @@ def _sites_of(
         token_sample=0 if layer.chosen is None else layer.chosen.shape[2],
         source=layer.source,
     )
-    exchange = replace(
-        routing,
+    exchange = Site(
+        group=number,
         operation=ALL_TO_ALL,
-        experts=0,
-        token_sample=0,
+        layer=layer.layer,
+        slot=layer.slot,
         dtype=layer.dtype,
         row_bytes=layer.row_bytes,
-        dropped=DroppedForm.UNKNOWN,
+        source=layer.source,
     )
+    calls: list[_Call] = [(routing, layer, None)]
     of = (placements["group"] == number) & (placements["layer"] == layer.layer)
     rows = placements[of]
-    found: list[tuple[str, Site, Panel | None]] = [("routing", routing, None)]
-    if not layer.padded:
+    if not layer.padded:  # an int64 for each rank and expert
+        first = rows["rank"][rows["valid_from"] == rows["valid_from"].min()].tolist()
+        held = [COUNT_BYTES * first.count(rank) for rank in ranks]
         counts = replace(
             exchange, dtype="int64", row_bytes=COUNT_BYTES, label="count_exchange"
         )
-        found.append(("counts", counts, _counts(rows, group)))
-    single = not (rows["replica"] > 0).any()
-    known = layer.padded or layer.dropped is not None
-    known = known or layer.unreported != DroppedForm.UNKNOWN
+        calls.append((counts, layer, ArrayPanel(np.tile(held, (1, len(held), 1)))))
 
     def sent(start: int, stop: int) -> Int64:
         kept, when = layer.kept(start, stop)[:, ranks], layer.iteration[start:stop]
-        if single and not layer.padded:
-            copies = summed_by_rank(rows, group, layer.layer, when, kept)
-        else:
+        if layer.padded or (rows["replica"] > 0).any():
             copies = spread(kept, rows, group, when, layer.padded)
+        else:
+            copies = summed_by_rank(rows, group, layer.layer, when, kept)
         return in_bytes(copies, layer.row_bytes)
 
     shape = (len(layer.iteration), len(ranks), len(ranks))
-    matrices: Panel | None = ComputedPanel(shape, np.int64, sent) if known else None
+    matrices: Panel | None = ComputedPanel(shape, np.int64, sent)
     if layer.padded and len(np.unique(rows["valid_from"])) == 1 and shape[0]:
         matrices = ArrayPanel(sent(0, 1))
+    elif not layer.padded and routing.dropped == DroppedForm.UNKNOWN:
+        matrices = None
     for phase in layer.phases:
         direction = "backward" if phase.endswith("_grad") else "forward"
         site = replace(exchange, phase=phase, direction=direction)
-        found.append((phase, site, matrices))
-    made = []
-    for step, site, matrix in found:
-        place = (layer.slot, 1, depth - at, PHASES.index(step) if step in PHASES else 0)
-        if step in FORWARD:
-            place = (layer.slot, 0, at, FORWARD.index(step))
-        made.append(_RoutedSite(place=place, site=site, layer=layer, bytes=matrix))
-    return made
-
-
-def _counts(rows: npt.NDArray[Any], group: Group) -> Panel:
-    """Build the bytes of the exchange of counts: one int64 per rank and expert."""
-    first = rows[rows["valid_from"] == rows["valid_from"].min()]
-    held = [COUNT_BYTES * int((first["rank"] == rank).sum()) for rank in group.ranks]
-    return ArrayPanel(np.tile(np.array(held, np.int64), (1, len(held), 1)))
+        calls.append((site, layer, matrices))
+    return calls
 
 
 def _bytes(
-    made: Sequence[_RoutedSite], groups: Sequence[Group]
-) -> tuple[Int64, npt.NDArray[np.bool_], dict[str, Panel]]:
+    calls: Sequence[_Call], groups: Sequence[Group]
+) -> tuple[Int64, dict[str, Panel]]:
     """Number the matrices of all calls, and build the panels that hold them."""
-    matrix, transposed = [np.zeros(0, np.int64)], [np.zeros(0, bool)]
+    matrix = [np.zeros(0, np.int64)]
     parts: dict[str, list[Panel]] = {}
     first: dict[int, int] = {}  # of each panel, by identity
-    for each in made:
-        count = len(each.layer.iteration)
-        back = each.site.phase in TRANSPOSED_PHASES
-        transposed.append(np.full(count, back))
-        if each.bytes is None:
+    for site, layer, panel in calls:
+        count = len(layer.iteration)
+        if panel is None:
             matrix.append(np.full(count, -1))
             continue
-        own = parts.setdefault(f"{table_of(each.site, groups)}/wire", [])
-        if id(each.bytes) not in first:
-            first[id(each.bytes)] = sum(part.shape[0] for part in own)
-            own.append(each.bytes)
-        once = each.bytes.shape[0] < count  # the same bytes in all calls
-        matrix.append(first[id(each.bytes)] + np.arange(count) * (not once))
-    panels = {name: stacked(own) for name, own in parts.items()}
-    return np.concatenate(matrix), np.concatenate(transposed), panels
+        own = parts.setdefault(f"{table_of(site, groups)}/wire", [])
+        if id(panel) not in first:
+            first[id(panel)] = sum(part.shape[0] for part in own)
+            own.append(panel)
+        once = panel.shape[0] < count  # the same bytes in all calls
+        matrix.append(first[id(panel)] + np.arange(count) * (not once))
+    return np.concatenate(matrix), {name: stacked(own) for name, own in parts.items()}
 
 
 def _routing_panels(
-    made: Sequence[_RoutedSite], groups: Sequence[Group]
+    calls: Sequence[_Call], groups: Sequence[Group]
 ) -> dict[str, Panel]:
     """Build the panels of demand, dropped copies and sampled tokens."""
-    routings = [each for each in made if each.site.operation == ROUTING]
+    routed: dict[str, list[tuple[RoutedLayer, Group]]] = {}
+    for site, layer, _ in calls:
+        if site.operation == ROUTING:
+            own = routed.setdefault(table_of(site, groups), [])
+            own.append((layer, groups[site.group]))
     panels: dict[str, Panel] = {}
-    for table in dict.fromkeys(table_of(each.site, groups) for each in routings):
-        own = [each for each in routings if table_of(each.site, groups) == table]
-        panels[f"{table}/demand"] = stacked(
-            [_of_group(e.layer.demand, groups[e.site.group]) for e in own]
-        )
-        if any(each.layer.dropped is not None for each in own):
-            shape = panels[f"{table}/demand"].shape[1:]
+    for table, own in routed.items():
+        demand = [_of_group(layer.demand, group) for layer, group in own]
+        panels[f"{table}/demand"] = stacked(demand)
+        if any(layer.dropped is not None for layer, _ in own):
             panels[f"{table}/dropped"] = stacked(
                 [
-                    constant_panel((len(e.layer.iteration), *shape), np.int32, 0)
-                    if e.layer.dropped is None
-                    else _of_group(e.layer.dropped, groups[e.site.group])
-                    for e in own
+                    constant_panel(whole.shape, np.int32, 0)
+                    if layer.dropped is None
+                    else _of_group(layer.dropped, group)
+                    for (layer, group), whole in zip(own, demand, strict=True)
                 ]
             )
-        samples = [e.layer.chosen for e in own]
-        sizes = [s.shape[2:] for s in samples if s is not None]
+        sizes = [la.chosen.shape[2:] for la, _ in own if la.chosen is not None]
         if sizes:
-            tokens, k = (max(size) for size in zip(*sizes, strict=True))
-            ids = []
-            for each, sample in zip(own, samples, strict=True):
-                ranks = list(groups[each.site.group].ranks)
-                if sample is None:
-                    sample = np.full(
-                        (len(each.layer.iteration), each.layer.demand.shape[1], 1, 1),
-                        -1,
-                        np.int16,
-                    )
-                ids.append(padded(sample[:, ranks], tokens, k))
+            tokens, k = np.max(sizes, axis=0).tolist()
+            ids = [
+                np.full((*whole.shape[:2], tokens, k), -1, np.int16)
+                if layer.chosen is None
+                else padded(layer.chosen[:, list(group.ranks)], tokens, k)
+                for (layer, group), whole in zip(own, demand, strict=True)
+            ]
             panels[f"{table}/chosen"] = ArrayPanel(np.concatenate(ids))
     return panels
 
@@ -344,23 +325,20 @@ def _of_group(panel: Panel, group: Group) -> Panel:
 
 
 def _sequence(
-    made: Sequence[_RoutedSite], site_of: Integer, steps: Steps, iteration: Int64
+    sites: Sequence[Site], site_of: Integer, steps: Steps, iteration: Int64
 ) -> Int64:
     """Number each call among the collectives of its group; -1 for routings."""
-    position = np.full(len(made), -1, np.int64)
-    counts: dict[int, int] = {}
-    for number, each in enumerate(made):
-        if each.site.operation != ROUTING:
-            position[number] = counts.setdefault(each.site.group, 0)
-            counts[each.site.group] += 1
+    sent = np.array([s.operation != ROUTING for s in sites], bool)
+    group = np.array([s.group for s in sites], np.int64)
+    position = np.full(len(sites), -1, np.int64)
+    position[sent] = count_equal(group[sent])
     step = np.searchsorted(steps.iteration, iteration)
     sequence = step * (int(position.max(initial=0)) + 1) + position[site_of]
-    return np.where(position[site_of] < 0, -1, sequence)
+    return np.where(sent[site_of], sequence, -1)
 
 
 def arrays_as_trace(
     demand: npt.ArrayLike,
-    *,
     placement: npt.ArrayLike | None,
     k: int | None,
     row_bytes: int | None,
@@ -405,6 +383,17 @@ def arrays_as_trace(
         raise TraceError(f"{wrong}: give the model's k, or leave it out (unknown)")
     when = _numbers("iterations", iterations, steps)
     numbers = _numbers("layers", layers, depth)
+    group = Group(kind="ep", ranks=tuple(range(ranks)))
+    placements = contiguous_placement([group], numbers.tolist(), experts)
+    if placement is not None:
+        holders = _integers("placement", placement)
+        shapes = ((experts,), (depth, experts))
+        if holders.shape not in shapes or holders.max() >= ranks:
+            raise TraceError(
+                f"placement is the rank, below {ranks}, of each expert in the shape "
+                f"{shapes[0]} or {shapes[1]}: check its shape and values"
+            )
+        placements["rank"] = np.broadcast_to(holders, shapes[1]).reshape(-1)
     return trace_of_routing(
         [
             RoutedLayer(
@@ -421,8 +410,8 @@ def arrays_as_trace(
             for slot in range(batches)
             for at in range(depth)
         ],
-        groups=[Group(kind="ep", ranks=tuple(range(ranks)))],
-        placements=_placement_rows(placement, numbers, ranks, experts),
+        groups=[group],
+        placements=placements,
         meta=Meta(
             origin="imported",
             world=ranks,
@@ -446,22 +435,21 @@ def contradiction_of_k(demand: Integer, k: int) -> str:
     experts = demand.shape[-1]
     if k > experts:
         return f"a token has k distinct experts, but k is {k} of {experts} experts"
-    copies, most = demand.sum(axis=-1), demand.max(axis=-1)
+    copies, most = demand.sum(axis=-1), demand.max(axis=-1).astype(np.int64)
     uneven = copies % max(1, k) > 0
-    wrong = uneven | (most.astype(np.int64) * k > copies)
+    wrong = uneven | (most * k > copies)
     if not wrong.any():
         return ""
-    at = np.unravel_index(np.argmax(wrong), wrong.shape)
-    what = f"which is no multiple of {k}"
-    if not uneven[at]:
-        tokens = int(most[at])
+    worst = np.unravel_index(np.argmax(wrong), wrong.shape)
+    tokens, what = int(most[worst]), f"which is no multiple of {k}"
+    if not uneven[worst]:
         what = (
             f"{tokens:,} of them to one expert, which takes {tokens:,} tokens and so "
             f"{tokens * k:,} copies"
         )
     return (
         f"a token has k distinct experts, and k is {k}, but a rank routes "
-        f"{int(copies[at]):,} token copies in a layer, {what}"
+        f"{int(copies[worst]):,} token copies in a layer, {what}"
     )
 
 
@@ -492,21 +480,3 @@ def _numbers(name: str, values: npt.ArrayLike | None, count: int) -> Int64:
     if numbers.shape != (count,) or (np.diff(numbers) <= 0).any():
         raise TraceError(f"{name} are {count} increasing numbers: give one per entry")
     return numbers
-
-
-def _placement_rows(
-    placement: npt.ArrayLike | None, layers: Int64, ranks: int, experts: int
-) -> npt.NDArray[Any]:
-    """Build rows of type PLACEMENT; experts are contiguous unless ranks are given."""
-    group = Group(kind="ep", ranks=tuple(range(ranks)))
-    rows = contiguous_placement([group], layers.tolist(), experts)
-    if placement is not None:
-        holders = _integers("placement", placement)
-        shapes = ((experts,), (len(layers), experts))
-        if holders.shape not in shapes or holders.max() >= ranks:
-            raise TraceError(
-                f"placement is the rank, below {ranks}, of each expert in the shape "
-                f"{shapes[0]} or {shapes[1]}: check its shape and values"
-            )
-        rows["rank"] = np.broadcast_to(holders, shapes[1]).reshape(-1)
-    return rows

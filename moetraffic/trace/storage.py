@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import TraceError
 from moetraffic.files import DeferredErrorFile, replacing, validate_output, write_errors
 
@@ -45,10 +45,6 @@ T = TypeVar("T", bound="Trace")
 
 KIND, VERSION = "moetraffic", 2
 CHUNK_BYTES = 256 << 10
-KINDS = {
-    KIND: "a moetraffic trace",
-    "moetraffic-model": "a traffic model",
-}
 SITE_TEXT = ("operation", "phase", "direction", "label", "dtype", "module")
 SITE_NUMBERS = {
     **dict.fromkeys(("group", "layer", "stage", "experts", "token_sample"), "<i4"),
@@ -71,8 +67,8 @@ PANELS: dict[str, tuple[str, tuple[str, ...], str]] = {
 """Panels: type, axes after the first, and unit."""
 
 
-NARROW = {"demand": "<i2", "dropped": "<i2", "wire": "<i4", "volume": "<i4"}
-"""Types of panels in files unless a value is too large; a smaller type reads faster."""
+NARROW = {"demand": "<i2", "dropped": "<i2"}
+"""Types of demand in files unless a value is too large; a smaller one reads faster."""
 
 
 class OtherVersionError(TraceError):
@@ -93,10 +89,8 @@ def table_of(site: Site, groups: Sequence[Group]) -> str:
 class Writer:
     """Writer of datasets into an HDF5 file, with the SHA-256 of all that it wrote."""
 
-    def __init__(
-        self, file: h5py.File, attributes: Mapping[str, Any], *, scales: bool = True
-    ) -> None:
-        self._file, self._with_scales = file, scales
+    def __init__(self, file: h5py.File, attributes: Mapping[str, Any]) -> None:
+        self._file = file
         self.sum = hashlib.sha256()
         for name, value in attributes.items():
             self.attribute(name, value)
@@ -139,29 +133,23 @@ class Writer:
             inner = tuple("src" if axis == "member" else axis for axis in inner)
         self._scales(made, (axes[0] if axes else table, *inner), unit)
 
-    def distinct(
-        self, name: str, panel: Panel, rows: Int64
-    ) -> dict[int, tuple[int, bool]]:
+    def distinct(self, name: str, panel: Panel, rows: Int64) -> tuple[Int64, Bool]:
         """Write the distinct ones of some rows of a panel of bytes, each once.
 
         Returns for each row its number in the file, and whether it is transposed.
         """
-        column = name.rpartition("/")[2]
-        _, inner, unit = PANELS[column]
-        made = _dataset(self._file, name, (0, *panel.shape[1:]), NARROW[column])
-        place: dict[int, tuple[int, bool]] = {}
+        _, inner, unit = PANELS[name.rpartition("/")[2]]
+        made = _dataset(self._file, name, (0, *panel.shape[1:]), "<i4")
         known, count = DistinctRows(), 0
+        numbers, transposed = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
         step = made.chunks[0] * 16
-        for part in np.split(rows, range(step, len(rows), step)):
-            block = take(panel, part)
-            number, transposed, new = known.add(block)
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            numbers[part], transposed[part], new = known.add(take(panel, rows[part]))
             made = self._extend(made, new, count)
             count += len(new)
-            pairs = zip(number.tolist(), transposed.tolist(), strict=True)
-            place.update(zip(part.tolist(), pairs, strict=True))
-        first = "matrix" if len(inner) == 2 else "vector"
-        self._scales(made, (first, *inner), unit)
-        return place
+        self._scales(made, ("matrix" if len(inner) == 2 else "vector", *inner), unit)
+        return numbers, transposed
 
     def _extend(
         self, made: h5py.Dataset, rows: npt.NDArray[Any], start: int
@@ -184,7 +172,6 @@ class Writer:
 
     def _scales(self, made: h5py.Dataset, axes: Sequence[str], unit: str) -> None:
         self.sum.update(f"{made.name}{made.shape};".encode())
-        axes = axes if self._with_scales else ()
         for dimension, axis, length in zip(made.dims, axes, made.shape, strict=False):
             if axis not in made.parent:
                 scale = _dataset(made.parent, axis, (length,), "<i4")
@@ -220,7 +207,8 @@ def _dataset(
 def save(trace: Trace, path: Path, *, force: bool) -> None:
     """Write a trace to a file; see :meth:`Trace.save`."""
     validate_output(path, force=force, error=TraceError, overwrite="give force=True")
-    attributes = {"format": KIND, "version": VERSION, **meta_attributes(trace.meta)}
+    attributes = {"format": KIND, "version": VERSION, **trace.meta.as_dict()}
+    del attributes["nodes"]  # a table
     with (
         write_errors(path, error=TraceError),
         replacing(path) as temporary,
@@ -233,33 +221,33 @@ def save(trace: Trace, path: Path, *, force: bool) -> None:
         target.settle()
 
 
-def meta_attributes(meta: Meta) -> dict[str, Any]:
-    """Convert metadata to root attributes; node names are a table."""
-    return {name: v for name, v in meta.as_dict().items() if name != "nodes"}
-
-
 def _write(writer: Writer, trace: Trace) -> None:
-    nodes = trace.meta.nodes or ("",) * trace.meta.world
-    writer.put("rank/node", list(nodes))
-    write_groups(writer, trace.groups)
-    write_sites(writer, trace.sites)
-    for name, rows in (
-        ("placement", trace.placements),
-        ("clock", trace.clocks),
-        ("run", trace.runs),
-    ):
-        if len(rows):
-            write_table(writer, name, rows)
-    steps = trace.steps
+    writer.put("rank/node", trace.meta.nodes or ("",) * trace.meta.world)
+    groups, sites, steps = trace.groups, trace.sites, trace.steps
+    writer.put("group/kind", [g.kind for g in groups])
+    writer.put("group/number", [g.number for g in groups], "<i4")
+    writer.put("group/size", [len(g.ranks) for g in groups], "<i4")
+    members = [rank for g in groups for rank in g.ranks]
+    writer.put("group/member_rank", members, "<i4", ("group_member",))
+    for name in SITE_TEXT:
+        writer.put(f"site/{name}", [getattr(s, name) for s in sites])
+    for name, kind in SITE_NUMBERS.items():
+        writer.put(f"site/{name}", [int(getattr(s, name)) for s in sites], kind)
+    writer.put("site/micro_batch", [s.slot for s in sites], "<i4")
+    for number, name in enumerate(("source_rank", "destination_rank")):
+        writer.put(f"site/{name}", [s.peers[number] for s in sites], "<i4")
+    tables = {"placement": trace.placements, "clock": trace.clocks, "run": trace.runs}
+    for table, rows in tables.items():
+        for name in (rows.dtype.names or ()) if len(rows) else ():
+            writer.put(f"{table}/{name}", rows[name], rows.dtype[name].str)
     writer.put("step/iteration", steps.iteration, "<i8")
-    writer.put("step/kind", list(steps.kind))
+    writer.put("step/kind", steps.kind)
     writer.put("step/source", steps.source, "|u1")
     for name, kind in STEP_VALUES.items():
         unit = "ns" if name in ("start", "end") else ""
         writer.put(f"step/{name}", getattr(steps, name), kind, ("step", "rank"), unit)
-    table_of_call = np.array(trace.table_of_site)[trace.occurrences.site]
-    for table in sorted({*trace.table_of_site}):
-        _write_calls(writer, trace, table, np.flatnonzero(table_of_call == table))
+    for number, table in enumerate(trace.tables):
+        _write_calls(writer, trace, table, np.flatnonzero(trace.table == number))
 
 
 def _write_calls(writer: Writer, trace: Trace, table: str, calls: Int64) -> None:
@@ -285,44 +273,16 @@ def _write_calls(writer: Writer, trace: Trace, table: str, calls: Int64) -> None
         transposed = np.zeros(len(of), bool)
         square = trace.square[of.site]
         for column, mask in (("wire", square), ("volume", ~square)):
-            mine = np.flatnonzero(mask & (of.matrix >= 0))
-            rows, which = np.unique(of.matrix[mine], return_inverse=True)
+            calls_of = np.flatnonzero(mask & (of.matrix >= 0))
+            rows, which = np.unique(of.matrix[calls_of], return_inverse=True)
             if len(rows):
-                place = writer.distinct(
-                    f"{table}/{column}", trace.panels[f"{table}/{column}"], rows
-                )
-                pairs = np.array([place[row] for row in rows.tolist()], np.int64)
-                number[mine], flipped = pairs[which].T
-                transposed[mine] = of.transposed[mine] ^ (flipped == 1)
+                panel = trace.panels[f"{table}/{column}"]
+                row, turned = writer.distinct(f"{table}/{column}", panel, rows)
+                number[calls_of] = row[which]
+                transposed[calls_of] = of.transposed[calls_of] ^ turned[which]
         writer.put(f"{table}/sequence", of.sequence, "<i8")
         writer.put(f"{table}/bytes_row", number, "<i4")
         writer.put(f"{table}/transposed", transposed, "|u1")
-
-
-def write_groups(writer: Writer, groups: Sequence[Group]) -> None:
-    """Write process groups; the ranks of all groups are one column."""
-    writer.put("group/kind", [g.kind for g in groups])
-    writer.put("group/number", [g.number for g in groups], "<i4")
-    writer.put("group/size", [len(g.ranks) for g in groups], "<i4")
-    members = [rank for g in groups for rank in g.ranks]
-    writer.put("group/member_rank", members, "<i4", ("group_member",))
-
-
-def write_sites(writer: Writer, sites: Sequence[Site]) -> None:
-    """Write call sites, a column for each of their attributes."""
-    for name in SITE_TEXT:
-        writer.put(f"site/{name}", [getattr(s, name) for s in sites])
-    for name, kind in SITE_NUMBERS.items():
-        writer.put(f"site/{name}", [int(getattr(s, name)) for s in sites], kind)
-    writer.put("site/micro_batch", [s.slot for s in sites], "<i4")
-    for number, name in enumerate(("source_rank", "destination_rank")):
-        writer.put(f"site/{name}", [s.peers[number] for s in sites], "<i4")
-
-
-def write_table(writer: Writer, name: str, table: npt.NDArray[Any]) -> None:
-    """Write a structured array as one column per field."""
-    for field in table.dtype.names or ():
-        writer.put(f"{name}/{field}", table[field], table.dtype[field].str)
 
 
 def _as_text(values: Sequence[str]) -> tuple[npt.NDArray[Any], str]:
@@ -341,30 +301,25 @@ class TraceFile:
     def __init__(self, path: Path, kind: str = KIND, version: int = VERSION) -> None:
         self.path = path
         self._file: h5py.File | None = None
+        if not os.path.exists(path):
+            raise TraceError(f"there is no file {path}: check the path")
         if not os.path.isfile(path):
-            if os.path.exists(path):
-                raise TraceError(f"{path} is not a file: name a trace file")
-            raise TraceError(f"there is no file {_short(path)}: check the path")
+            raise TraceError(f"{path} is not a file: name a trace file")
         with self.reading("its structure"):
-            try:
-                with path.open("rb") as raw:
-                    if raw.read(8) != b"\x89HDF\r\n\x1a\n":
-                        raise TraceError(
-                            f"{path} is not an HDF5 file: name a trace that moetraffic "
-                            "wrote"
-                        )
-            except PermissionError:
+            with path.open("rb") as raw:
+                start = raw.read(8)
+            if start != b"\x89HDF\r\n\x1a\n":
                 raise TraceError(
-                    f"{path} may not be read: change its permissions"
-                ) from None
+                    f"{path} is not an HDF5 file: name a trace that moetraffic wrote"
+                )
             self._file = h5py.File(path, "r")
             self.attributes = {k: _plain(v) for k, v in self._file.attrs.items()}
         stated = self.attributes.get("version", self.attributes.get("format_version"))
         if self.attributes.get("format") != kind:
             self.close()
             raise TraceError(
-                f"{path} is an HDF5 file of another kind, not {KINDS.get(kind, kind)}: "
-                "name a file that moetraffic wrote"
+                f"{path} is an HDF5 file of another kind, not {kind}: name a file that "
+                "moetraffic wrote"
             )
         if stated != version:
             self.close()
@@ -436,10 +391,10 @@ class TraceFile:
         """Open a panel whose axes have the given lengths (None: any)."""
         with self.reading(f"/{name}"):
             data = self.file()[name]
-            same = len(data.shape) == len(shape) and all(
-                n in (None, m) for n, m in zip(shape, data.shape, strict=True)
-            )
-            if not same or not np.can_cast(data.dtype, dtype):
+            lengths = zip(shape, data.shape, strict=True)
+            if not all(n in (None, m) for n, m in lengths) or not np.can_cast(
+                data.dtype, dtype
+            ):
                 raise ValueError(
                     f"it is {data.dtype} {data.shape}, not {dtype} {shape}"
                 )
@@ -474,10 +429,10 @@ def load(path: Path, kind: type[T]) -> T:
 
 
 def _read(file: TraceFile, kind: type[T]) -> T:
-    meta = read_meta(file)
+    names = {field.name: field.type for field in fields(Meta)}
+    about = {name: file.attributes[name] for name in names if name != "nodes"}
+    about |= {name: bool(about[name]) for name, t in names.items() if t == "bool"}
     nodes = file.text("rank/node")
-    if any(nodes):
-        meta = Meta(**{**meta.as_dict(), "nodes": tuple(nodes)})
     panels: dict[str, Panel] = {}
     parts = [dict.fromkeys(CALL_COLUMNS, np.zeros(0, np.int64))]
     for table in file.names():
@@ -488,30 +443,29 @@ def _read(file: TraceFile, kind: type[T]) -> T:
     joined = {name: np.concatenate([p[name] for p in parts]) for name in CALL_COLUMNS}
     order = np.lexsort((joined["iteration"], joined["site"]))
     joined = {name: column[order] for name, column in joined.items()}
-    evaluation = joined["evaluation"].astype(bool)
-    steps = Steps(
-        iteration=file.column("step/iteration", "<i8"),
-        kind=tuple(file.text("step/kind")),
-        source=file.column("step/source", "|u1"),
-        **{n: file.column(f"step/{n}", k) for n, k in STEP_VALUES.items()},
-    )
+    inside = joined["evaluation"].astype(bool)
     return kind(
-        meta=meta,
-        groups=read_groups(file),
-        sites=read_sites(file),
+        meta=Meta(**about, nodes=tuple(nodes) if any(nodes) else ()),
+        groups=_read_groups(file),
+        sites=_read_sites(file),
         occurrences=Occurrences(
             iteration=joined["iteration"],
             site=joined["site"].astype(np.int32),
             sequence=joined["sequence"],
             matrix=joined["matrix"],
             transposed=joined["transposed"].astype(bool),
-            evaluation=evaluation if evaluation.any() else None,
+            evaluation=inside if inside.any() else None,
         ),
         panels=panels,
-        steps=steps,
-        placements=read_table(file, "placement", PLACEMENT),
-        clocks=read_table(file, "clock", CLOCK),
-        runs=read_table(file, "run", RUN),
+        steps=Steps(
+            iteration=file.column("step/iteration", "<i8"),
+            kind=tuple(file.text("step/kind")),
+            source=file.column("step/source", "|u1"),
+            **{n: file.column(f"step/{n}", k) for n, k in STEP_VALUES.items()},
+        ),
+        placements=_read_table(file, "placement", PLACEMENT),
+        clocks=_read_table(file, "clock", CLOCK),
+        runs=_read_table(file, "run", RUN),
         file=file,
     )
 
@@ -550,61 +504,38 @@ def _read_calls(
     return columns, panels
 
 
-def read_meta(file: TraceFile) -> Meta:
-    """Read the metadata, without the node names."""
-    read: dict[str, Any] = {}
-    for field in fields(Meta):
-        if field.name != "nodes":
-            value = file.attributes[field.name]
-            read[field.name] = bool(value) if field.type == "bool" else value
-    return Meta(**read)
-
-
-def read_groups(file: TraceFile) -> list[Group]:
-    """Read the process groups."""
+def _read_groups(file: TraceFile) -> list[Group]:
     ends = np.cumsum(file.column("group/size", "<i4"))
     members = np.split(file.column("group/member_rank", "<i4"), ends[:-1])
     numbers = file.column("group/number", "<i4").tolist()
+    rows = zip(file.text("group/kind"), members, numbers, strict=False)
     return [
         Group(kind=kind, ranks=tuple(ranks.tolist()), number=number)
-        for kind, ranks, number in zip(
-            file.text("group/kind"), members, numbers, strict=False
-        )
+        for kind, ranks, number in rows
     ]
 
 
-def read_sites(file: TraceFile) -> list[Site]:
-    """Read the call sites."""
+def _read_sites(file: TraceFile) -> list[Site]:
     columns: dict[str, list[Any]] = {n: file.text(f"site/{n}") for n in SITE_TEXT}
     for name, dtype in SITE_NUMBERS.items():
         columns[name] = file.column(f"site/{name}", dtype).tolist()
     columns["slot"] = file.column("site/micro_batch", "<i4").tolist()
     columns["dropped"] = [DroppedForm(v) for v in columns["dropped"]]
     columns["source"] = [Source(v) for v in columns["source"]]
-    ends = (
-        file.column(f"site/{n}", "<i4").tolist()
-        for n in ("source_rank", "destination_rank")
-    )
-    columns["peers"] = list(zip(*ends, strict=True))
-    names = list(columns)
-    return [
-        Site(**dict(zip(names, values, strict=True)))
-        for values in zip(*columns.values(), strict=True)
-    ]
+    source = file.column("site/source_rank", "<i4").tolist()
+    destination = file.column("site/destination_rank", "<i4").tolist()
+    columns["peers"] = list(zip(source, destination, strict=True))
+    rows = zip(*columns.values(), strict=True)
+    return [Site(**dict(zip(columns, values, strict=True))) for values in rows]
 
 
-def read_table(file: TraceFile, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _read_table(file: TraceFile, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Read a structured array from one column per field; empty if it is absent."""
-    present = file.names(name)
-    columns = [
-        file.column(f"{name}/{field}", dtype[field].str)
-        for field in (dtype.names or ())
-        if present
-    ]
-    table = np.zeros(len(columns[0]) if columns else 0, dtype)
-    for field, column in zip(dtype.names or (), columns, strict=False):
-        table[field] = column
-    return table
+    if not file.names(name):
+        return np.zeros(0, dtype)
+    fields_of = dtype.names or ()
+    columns = [file.column(f"{name}/{f}", dtype[f].str) for f in fields_of]
+    return np.rec.fromarrays(columns, dtype=dtype).view(np.ndarray)
 
 
 def _plain(value: Any) -> Any:
@@ -612,8 +543,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes | np.bytes_):
         return value.decode().rstrip("\0")
     return value.item() if isinstance(value, np.generic | np.ndarray) else value
-
-
-def _short(path: Path) -> str:
-    text = str(path)
-    return text if len(text) <= 200 else f"{text[:80]}...{text[-40:]}"

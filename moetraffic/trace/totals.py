@@ -87,8 +87,8 @@ def totals(trace: Trace) -> Totals:
             received[np.ix_(rows, ranks)] += trace.wire(mine).sum(axis=1)
             calls[np.ix_(rows, ranks)] += 1
             members[ranks] = True
-        received = received[:, members]
-        received = received[calls[:, members].all(axis=1) & received.any(axis=1)]
+        received = received[calls[:, members].all(axis=1)][:, members]
+        received = received[received.any(axis=1)]
         ratios.append(received.max(axis=1) / received.mean(axis=1))
     over = np.concatenate(ratios) if ratios else np.zeros(0)
     return Totals(

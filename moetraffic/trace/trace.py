@@ -25,7 +25,7 @@ from moetraffic.spelling import check_choice
 from moetraffic.tables import ShownAsTables
 
 from . import clock, labeled, matrix, storage
-from .choices import ExpertIds, expert_mask
+from .choices import ExpertIds
 from .iterations import iteration_range
 from .model import (
     ALL_TO_ALL,
@@ -71,7 +71,7 @@ class Trace(ShownAsTables):
     placements, clocks, runs
         Structured arrays of types PLACEMENT, CLOCK and RUN.
     file
-        The open file that the panels are read from; None for arrays in memory.
+        The open file of the panels; None for arrays in memory.
 
     Raises
     ------
@@ -109,57 +109,73 @@ class Trace(ShownAsTables):
         self.clocks = np.zeros(0, CLOCK) if clocks is None else clocks
         self.runs = np.zeros(0, RUN) if runs is None else runs
         self.file = file
-        if not all(0 <= s.group < len(self.groups) for s in self.sites):
-            raise self._broken("a site refers to a group")
+        in_range = all(0 <= s.group < len(self.groups) for s in self.sites)
+        self._require(in_range, "a site refers to a group")
         self.table_of_site = [storage.table_of(s, self.groups) for s in self.sites]
         self.width = np.array([len(self.groups[s.group].ranks) for s in sites], int)
         """Ranks W of the group of each site, ``[S]``."""
         self.square = np.array([s.operation == ALL_TO_ALL for s in sites], bool)
+        tables, table = np.unique(self.table_of_site, return_inverse=True)
+        self.tables: list[str] = tables.tolist()
+        self.table = table[occurrences.site] if sites else occurrences.site
+        """Index into ``tables`` of each occurrence, ``[O]``."""
+        self.row = count_equal(self.table)
+        """Row of each occurrence in the panels of its table, ``[O]``."""
         self._validate()
 
     def _validate(self) -> None:
         """Check that indices lie within the tables, and that panels have their rows."""
         which, when = self.occurrences.site, self.occurrences.iteration
-        world = self.meta.world
         for group in self.groups:
-            ranks = group.ranks
-            if not ranks or len({*ranks}) < len(ranks) or not min(ranks) >= 0:
-                raise self._broken("a group has distinct ranks")
-            if max(ranks) >= world:
-                raise self._broken(f"the ranks of a group are below {world}")
-        if len({*self.sites}) < len(self.sites):
-            raise self._broken("no site occurs twice")
-        if len(which) and not 0 <= which.min() <= which.max() < len(self.sites):
-            raise self._broken("an occurrence refers to a site")
-        later = (which[1:] == which[:-1]) & (when[1:] > when[:-1])
-        if not ((which[1:] > which[:-1]) | later).all():
-            raise self._broken("occurrences are sorted by site and iteration")
-        if (np.diff(self.steps.iteration) <= 0).any():
-            raise self._broken("the iterations of the steps increase")
-        if len(self.steps.iteration) != len(self.steps.source):
-            raise self._broken("each step has a source")
-        tables, table = np.unique(self.table_of_site, return_inverse=True)
-        of_call = table[which] if len(self.sites) else which
-        self.row = count_equal(of_call)
-        """Row of each occurrence in the panels of its table, ``[O]``."""
-        for number, name in enumerate(tables.tolist()):
-            of = of_call == number
-            names = ("present", *(TIMES if name[:4] == "call" else ("issue", "demand")))
-            for column in names:
-                panel = self.panels.get(f"{name}/{column}")
-                if (panel.shape[0] if panel else 0) != of.sum():
-                    raise self._broken(f"{name}/{column} has {of.sum()} rows")
-            for square, column in ((True, "wire"), (False, "volume")):
-                used = self.occurrences.matrix[of & (self.square[which] == square)]
-                panel = self.panels.get(f"{name}/{column}")
-                if used.max(initial=-1) >= (panel.shape[0] if panel else 0):
-                    raise self._broken(f"{name}/{column} has {used.max() + 1} rows")
-
-    def _broken(self, rule: str) -> TraceError:
-        return TraceError(
-            f"{self.name} is inconsistent: it violates the rule that {rule}: use an "
-            "intact copy, or capture again"
+            ranks = {*group.ranks, 0, self.meta.world - 1}
+            self._require(
+                0 < len({*group.ranks}) == len(group.ranks)
+                and 0 == min(ranks) <= max(ranks) == self.meta.world - 1,
+                f"a group has distinct ranks below {self.meta.world}",
+            )
+        self._require(len({*self.sites}) == len(self.sites), "no site occurs twice")
+        self._require(
+            not len(which) or 0 <= which.min() <= which.max() < len(self.sites),
+            "an occurrence refers to a site",
         )
+        later = (which[1:] == which[:-1]) & (when[1:] > when[:-1])
+        self._require(
+            bool(((which[1:] > which[:-1]) | later).all()),
+            "occurrences are sorted by site and iteration",
+        )
+        self._require(
+            bool((np.diff(self.steps.iteration) > 0).all())
+            and len(self.steps.iteration) == len(self.steps.source),
+            "the iterations of the steps increase, and each has a source",
+        )
+        for number, name in enumerate(self.tables):
+            here = self.table == number
+            rows = {"present": int(here.sum()), "issue": int(here.sum())}
+            more = ("start", "end") if name.startswith("call") else ("demand",)
+            rows |= dict.fromkeys(more, rows["issue"])
+            for column, panel in rows.items():
+                self._require(
+                    self._rows(f"{name}/{column}") == panel,
+                    f"{name}/{column} has {panel} rows",
+                )
+            for column, square in (("wire", True), ("volume", False)):
+                mine = here & (self.square[which] == square)
+                most = int(self.occurrences.matrix[mine].max(initial=-1))
+                self._require(
+                    most < self._rows(f"{name}/{column}"),
+                    f"{name}/{column} has {most + 1} rows",
+                )
+
+    def _rows(self, name: str) -> int:
+        panel = self.panels.get(name)
+        return panel.shape[0] if panel else 0
+
+    def _require(self, valid: bool, rule: str) -> None:
+        if not valid:
+            raise TraceError(
+                f"{self.name} is inconsistent: it violates the rule that {rule}: use "
+                "an intact copy, or capture again"
+            )
 
     def replaced(self: T, **parts: Any) -> T:
         """Copy the trace with some tables or panels replaced, by parameter name."""
@@ -209,11 +225,10 @@ class Trace(ShownAsTables):
         ----------
         demand
             ``[T, L, W, E]`` or ``[T, L, M, W, E]`` integers: token copies that a rank
-            routes to an expert, by iteration, MoE layer and micro-batch (M = 1 if
-            absent).
+            routes to an expert, by iteration, MoE layer and micro-batch.
         placement
-            ``[E]`` or ``[L, E]``: rank of each expert.  By default, rank
-            ``floor(e W/E)`` holds expert e: contiguous blocks, equal if W divides E.
+            ``[E]`` or ``[L, E]``: rank of each expert; by default contiguous blocks:
+            rank ``floor(e W/E)`` holds expert e.
         k
             Experts per token; None: unknown, or not the same number for all tokens.
         row_bytes
@@ -221,13 +236,7 @@ class Trace(ShownAsTables):
         dropped
             Of the shape of ``demand``: copies of it that are not sent.
         iterations, layers
-            ``[T]`` and ``[L]``: their numbers, increasing; from 0 by default.  Numbers
-            of iterations are the time of all statistics: gaps stay gaps.
-
-        Returns
-        -------
-        Trace
-            In memory, with all four phases of each layer.
+            ``[T]`` and ``[L]``: their numbers, increasing; from 0 by default.
 
         Raises
         ------
@@ -237,13 +246,7 @@ class Trace(ShownAsTables):
         from .routed import arrays_as_trace
 
         return arrays_as_trace(
-            demand,
-            placement=placement,
-            k=k,
-            row_bytes=row_bytes,
-            dropped=dropped,
-            iterations=iterations,
-            layers=layers,
+            demand, placement, k, row_bytes, dropped, iterations, layers
         )
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
@@ -269,16 +272,21 @@ class Trace(ShownAsTables):
 
     def __repr__(self) -> str:
         meta = self.meta
-        parts = [f"{meta.world} ranks", f"{len(self.layers)} MoE layer"]
-        parts[-1] += "s" * (len(self.layers) != 1)
-        parts += [f"{meta.experts} experts"] * bool(meta.experts)
-        parts += [f"k={meta.k}"] * bool(meta.k)
-        parts += [f"{len(self.iterations)} training iterations"]
-        parts += [f"{len(self.occurrences)} calls"]
-        parts += ["incomplete"] * (not meta.complete)
-        parts += filter(None, (meta.inferred, source_clause(self)))
+        layers = len(self.layers)
+        parts = [
+            f"{meta.world} ranks",
+            f"{layers} MoE layer{'s' * (layers != 1)}",
+            f"{meta.experts} experts" * bool(meta.experts),
+            f"k={meta.k}" * bool(meta.k),
+            f"{len(self.iterations)} training iterations",
+            f"{len(self.occurrences)} calls",
+            "incomplete" * (not meta.complete),
+            meta.inferred,
+            source_clause(self),
+        ]
         model = f" run of {meta.model}" if meta.model else " run"
-        return f"<Trace {self.name!r}: {meta.origin}{model}, {', '.join(parts)}>"
+        shown = ", ".join(filter(None, (f"{meta.origin}{model}", *parts)))
+        return f"<Trace {self.name!r}: {shown}>"
 
     @property
     def name(self) -> str:
@@ -295,18 +303,15 @@ class Trace(ShownAsTables):
     @property
     def iterations(self) -> Int64:
         """Iteration numbers of the training steps, ``[n]`` int64, increasing."""
-        return self._iterations("train")
+        return self.steps.of_kind("train")
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Global indices of the layers that have a routing or an expert exchange."""
+        sites = self.sites
         return tuple(
-            sorted({s.layer for s in self.sites if s.phase or s.operation == ROUTING})
+            sorted({s.layer for s in sites if s.phase or s.operation == ROUTING})
         )
-
-    def _iterations(self, kind: str) -> Int64:
-        kinds = np.array([k == kind for k in self.steps.kind], bool)
-        return np.asarray(self.steps.iteration[kinds], np.int64)
 
     def find(
         self,
@@ -320,7 +325,7 @@ class Trace(ShownAsTables):
         iterations: range | str | None = None,
         kind: str | None = "train",
     ) -> Int64:
-        """Find the occurrences that match all criteria, as indices in trace order.
+        """Find the occurrences that match all criteria, ``[n]`` in trace order.
 
         Parameters
         ----------
@@ -331,42 +336,34 @@ class Trace(ShownAsTables):
         kind
             Kind of step, None for any.
 
-        Returns
-        -------
-        ndarray
-            ``[n]`` int64.
-
         Raises
         ------
         TraceError
             If the operation, phase or direction is none of the format.
         """
-        own = {site.operation: None for site in self.sites}
-        for name, given, known in (
-            ("operation", operation, {**dict.fromkeys(OPERATIONS), **own}),
-            ("phase", phase, {*PHASES, ""}),
-            ("direction", direction, {*DIRECTIONS, ""}),
+        known = (*OPERATIONS, *(site.operation for site in self.sites))
+        for name, given, names in (
+            ("operation", operation, dict.fromkeys(known)),
+            ("phase", phase, (*PHASES, "")),
+            ("direction", direction, (*DIRECTIONS, "")),
         ):
             if given is not None:
-                check_choice(name, given, known, TraceError)
-        asked = {
-            "operation": operation,
-            "phase": phase,
-            "layer": layer,
-            "direction": direction,
-            "slot": slot,
-            "group": group,
-        }.items()
-        fits = np.array(
-            [all(v in (None, getattr(s, n)) for n, v in asked) for s in self.sites],
-            bool,
+                check_choice(name, given, names, TraceError)
+        asked = (operation, phase, layer, direction, slot, group)
+        of = (
+            (s.operation, s.phase, s.layer, s.direction, s.slot, s.group)
+            for s in self.sites
         )
-        keep = fits[self.occurrences.site]
+        fits = [
+            all(a in (None, v) for a, v in zip(asked, values, strict=True))
+            for values in of
+        ]
+        keep = np.array(fits, bool)[self.occurrences.site]
         when = self.occurrences.iteration
         if (span := iteration_range(iterations)) is not None:
             keep &= (when >= span.start) & (when < span.stop)
         if kind is not None:
-            of_kind = np.isin(when, self._iterations(kind))
+            of_kind = np.isin(when, self.steps.of_kind(kind))
             if (inside := self.occurrences.evaluation) is not None:
                 of_kind = np.where(inside, kind == "evaluation", of_kind)
             keep &= of_kind
@@ -390,33 +387,31 @@ class Trace(ShownAsTables):
 
     def members(self, occurrences: Int64) -> Int64:
         """Return the world ranks of the occurrences' groups, ``[n, W]`` int64."""
-        if not len(self._indices(occurrences)):
-            return np.zeros((0, 0), np.int64)
-        self._common_width(occurrences)
-        group = np.array([s.group for s in self.sites], np.int64)
-        used, which = np.unique(
-            group[self.occurrences.site[occurrences]], return_inverse=True
-        )
-        return np.array([self.groups[g].ranks for g in used], np.int64)[which]
+        width = self._common_width(occurrences)
+        ranks = np.zeros((len(self.groups), width), np.int64)
+        for number, group in enumerate(self.groups):
+            if len(group.ranks) == width:
+                ranks[number] = group.ranks
+        group_of_site = np.array([s.group for s in self.sites], np.int64)
+        return ranks[group_of_site[self.occurrences.site[occurrences]]]
 
     def order(self, rank: int) -> Int64:
         """Return the occurrences in the order in which a rank issued them, ``[n]``.
 
         Where a time is unknown, the order is that of the sites.
         """
-        sites = self.occurrences.site
         found, when = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for width in np.unique(self.width).tolist():
-            of = np.flatnonzero(self.width[sites] == width)
-            if not len(of):
-                continue
-            row, member = np.nonzero((self.members(of) == rank) & self.present(of))
-            issue, _, _ = self.times(of, own_clock=True)
-            found.append(of[row])
-            when.append(issue[row, member])
+        widths = self.width[self.occurrences.site]
+        for width in np.unique(widths):
+            calls = np.flatnonzero(widths == width)
+            row, member = np.nonzero(
+                (self.members(calls) == rank) & self.present(calls)
+            )
+            found.append(calls[row])
+            when.append(self.times(calls, own_clock=True)[0][row, member])
         index, issued = np.concatenate(found), np.concatenate(when)
         if (issued == UNKNOWN_TIME).any():
-            issued = sites[index].astype(np.int64)
+            issued = self.occurrences.site[index].astype(np.int64)
         return index[np.lexsort((issued, self.occurrences.iteration[index]))]
 
     # ---- presence and times -------------------------------------------------------
@@ -428,19 +423,6 @@ class Trace(ShownAsTables):
     def present(self, occurrences: Int64) -> Bool:
         """Return whether each member rank's bytes are known, ``[n, W]``."""
         return sized(self.presence(occurrences))
-
-    def recorded(self, occurrences: Int64) -> Bool:
-        """Return whether each member rank recorded the call, ``[n, W]``."""
-        kinds = (Presence.RECORDED, Presence.UNSIZED)
-        return np.isin(self.presence(occurrences), kinds)
-
-    def recovered(self, occurrences: Int64) -> Bool:
-        """Return whether a member's bytes were recovered from its peers, ``[n, W]``.
-
-        Rank-local (self) traffic is not recorded by any peer: where a rank's record is
-        missing, it is 0.
-        """
-        return np.asarray(self.presence(occurrences) == Presence.RECOVERED, bool)
 
     def complete(self, occurrences: Int64) -> Int64:
         """Return those of the given occurrences that every member rank recorded."""
@@ -464,11 +446,10 @@ class Trace(ShownAsTables):
         if own_clock:
             return issue, start, end
         ranks = self.members(occurrences)
-        return (
-            clock.to_common(self.clocks, ranks, issue),
-            clock.to_common(self.clocks, ranks, start),
-            clock.to_common(self.clocks, ranks, end),
+        issue, start, end = (
+            clock.to_common(self.clocks, ranks, t) for t in (issue, start, end)
         )
+        return issue, start, end
 
     # ---- token copies ---------------------------------------------------------------
 
@@ -481,13 +462,7 @@ class Trace(ShownAsTables):
         return take(self.panels[f"{table}/demand"], self.row[occurrences])
 
     def dropped(self, occurrences: Int64) -> Int32:
-        """Return the routed token copies that were dropped, ``[n, W, E]`` int32.
-
-        Raises
-        ------
-        TraceError
-            If the number of dropped copies is unknown.
-        """
+        """Return the routed token copies that were dropped, ``[n, W, E]`` int32."""
         table = self._routing_table(occurrences)
         for number in np.unique(self.occurrences.site[occurrences]).tolist():
             if not self.sites[number].dropped.known:
@@ -501,16 +476,12 @@ class Trace(ShownAsTables):
         shape = self.panels[f"{table}/demand"].shape[1:]
         return np.zeros((len(occurrences), *shape), np.int32)
 
-    def any_dropped(self, occurrences: Int64) -> bool:
-        """Return whether the demand of occurrences has or may have dropped copies."""
-        used = np.unique(self.occurrences.site[occurrences]).tolist()
-        forms = {self.sites[number].dropped for number in used}
-        return bool(forms & {DroppedForm.UNKNOWN, DroppedForm.STORED})
-
     def kept(self, occurrences: Int64) -> Int64:
         """Return the token copies that are sent, ``[n, W, E]`` int64."""
         demand = self.demand(occurrences).astype(np.int64)
-        if self.any_dropped(occurrences):
+        used = np.unique(self.occurrences.site[occurrences])
+        forms = {self.sites[number].dropped for number in used}
+        if forms & {DroppedForm.UNKNOWN, DroppedForm.STORED}:
             demand -= self.dropped(occurrences)
         return demand
 
@@ -540,19 +511,8 @@ class Trace(ShownAsTables):
         ids = take(self.panels[f"{table}/chosen"], self.row[occurrences])
         return ids[:, :, : sampled[0]]
 
-    def choices(self, occurrences: Int64) -> Bool:
-        """Return :meth:`chosen` as a mask of experts, ``[n, W, S, E]``."""
-        experts = self.sites[int(self.occurrences.site[occurrences[0]])].experts
-        return expert_mask(self.chosen(occurrences), experts)
-
     def holder(self, layer: int, group: int, iteration: int) -> Int64:
-        """Return the group rank that holds each expert in an iteration, ``[E]``.
-
-        Raises
-        ------
-        TraceError
-            If the placement is unknown, or experts have several replicas.
-        """
+        """Return the group rank that holds each expert in an iteration, ``[E]``."""
         return matrix.holder(self, layer, group, iteration)
 
     # ---- bytes ------------------------------------------------------------------
@@ -564,13 +524,7 @@ class Trace(ShownAsTables):
         return np.bincount(known, minlength=len(self.sites)).astype(bool)
 
     def wire(self, occurrences: Int64) -> Int64:
-        """Return the bytes of all-to-alls, ``[n, W, W]``: row sends, column receives.
-
-        Raises
-        ------
-        TraceError
-            If an occurrence is no all-to-all, or its bytes are unknown.
-        """
+        """Return bytes of all-to-alls, ``[n, W, W]``: row sends, column receives."""
         rows = self._bytes("wire", occurrences)
         turned = self.occurrences.transposed[occurrences]
         if turned.all():
@@ -591,9 +545,9 @@ class Trace(ShownAsTables):
 
     def _bytes(self, kind: str, occurrences: Int64) -> Int64:
         square = kind == "wire"
-        if not len(self._indices(occurrences)):
-            return np.zeros((0, 0, 0) if square else (0, 0), np.int64)
         width = self._common_width(occurrences)
+        if not width:
+            return np.zeros((0, 0, 0) if square else (0, 0), np.int64)
         sites = self.occurrences.site[occurrences]
         if (self.square[sites] != square).any():
             raise TraceError(
@@ -623,6 +577,8 @@ class Trace(ShownAsTables):
     ) -> matrix.Matrix:
         """Compute the traffic matrix between ranks of one iteration, layer and phase.
 
+        The values are ``[W, W]`` or ``[R, R]`` int64; row sends, column receives.
+
         Parameters
         ----------
         iteration, layer, phase
@@ -638,11 +594,6 @@ class Trace(ShownAsTables):
             Bytes, or token copies.
         of
             ``demand``: as routed, including dropped copies; ``wire``: as sent.
-
-        Returns
-        -------
-        Matrix
-            Values ``[W, W]`` or ``[R, R]`` int64; row sends, column receives.
 
         Raises
         ------
@@ -666,7 +617,7 @@ class Trace(ShownAsTables):
     def select(self, occurrences: Int64) -> Trace:
         """Extract the given occurrences; steps, and the file of the bytes, are kept."""
         keep = np.unique(occurrences)
-        tables = np.array(self.table_of_site)[self.occurrences.site[keep]]
+        tables = np.array(self.tables)[self.table[keep]]
         panels = {}
         for name, panel in self.panels.items():
             table, _, column = name.partition("/")
@@ -680,78 +631,63 @@ class Trace(ShownAsTables):
     def calls(self) -> pandas.DataFrame:
         """Build a pandas table with one row per call, in the trace's order.
 
-        Returns
-        -------
-        DataFrame
-            ``iteration``, ``micro_batch`` (call index of its site in the iteration),
-            ``layer`` (-1: none), ``module`` (the layer's name, "" if unknown),
-            ``phase`` ("" where it is no expert exchange), ``direction`` ("" if
-            unknown), ``operation``, ``label``: of the call's site;
-            ``source``, ``step_source``: how these and the iteration were determined,
-            "annotated", "linked", "inferred" or "unknown";
-            ``group``: index into ``trace.groups``; ``ranks``: size of that group;
-            ``bytes``: payload, the sum over the members' input buffers, rank-local
-            traffic included, NaN where unknown and for routings (ring traffic of an
-            all-reduce of W members is 2(W-1)/W times this);
-            ``issue_s``, ``start_s``: the earliest of all members, and ``end_s``: the
-            latest, in seconds after the first time in the trace; NaN where unknown.
+        The columns are ``iteration``, ``micro_batch`` (call index of its site in the
+        iteration), ``layer`` (-1: none), ``module`` (the layer's name), ``phase`` (""
+        where it is no expert exchange), ``direction``, ``operation``, ``label``;
+        ``source``, ``step_source``: how these and the iteration were determined,
+        "annotated", "linked", "inferred" or "unknown"; ``group``: index into
+        ``trace.groups``; ``ranks``: size of that group; ``bytes``: the sum over the
+        members' input buffers, rank-local traffic included, NaN where unknown and for
+        routings (ring traffic of an all-reduce of W members is 2(W-1)/W times this);
+        ``issue_s``, ``start_s``: the earliest of all members, and ``end_s``: the
+        latest, in seconds after the first time in the trace; NaN where unknown.
         """
         return labeled.calls_table(self)
 
     def demand_frame(self, occurrences: Int64 | None = None) -> pandas.DataFrame:
         """Build a pandas table of demand, with a row per routing, rank and expert.
 
-        Parameters
-        ----------
-        occurrences
-            ``[n]`` routings, from :meth:`find`; by default those of the forward pass
-            in training iterations.  ``find(operation="routing", direction="forward",
-            kind=None)`` adds evaluation steps.
-
-        Returns
-        -------
-        DataFrame
-            ``iteration``, ``micro_batch``, ``layer``, ``group`` (index into
-            ``trace.groups``), ``src`` (world rank), ``expert`` and ``tokens``, the
-            copies that the rank routed to the expert, dropped ones included.  Ranks
-            without a record have no row; an expert without tokens has one, with 0.
+        ``occurrences`` are ``[n]`` routings, from :meth:`find`; by default those of the
+        forward pass in training iterations.  The columns are ``iteration``,
+        ``micro_batch``, ``layer``, ``group`` (index into ``trace.groups``), ``src``
+        (world rank), ``expert`` and ``tokens``, the copies that the rank routed to the
+        expert, dropped ones included.  Ranks without a record have no row; an expert
+        without tokens has one, with 0.
         """
         return labeled.demand_table(self, occurrences)
 
     def to_xarray(self, *, group: int | None = None) -> xarray.DataArray:
-        """Build an xarray of demand by (iteration, micro_batch, layer, src, expert).
-
-        Raises
-        ------
-        TraceError
-            If the training steps differ in their calls, or a rank's record is missing.
-        """
+        """Build an xarray of demand by (iteration, micro_batch, layer, src, expert)."""
         return labeled.demand_array(self, group)
 
     # ---- rows of panels -------------------------------------------------------------
 
-    def _indices(self, occurrences: Int64) -> Int64:
-        """Return the occurrences if they are a list of indices of this trace."""
-        given, number = np.asarray(occurrences), len(self.occurrences)
-        if (
-            given.ndim == 1
-            and (given.dtype.kind in "iu" or not given.size)
-            and (not given.size or 0 <= given.min() <= given.max() < number)
-        ):
-            return occurrences
-        raise TraceError(
-            "occurrences are a list of indices, as Trace.find() returns it, from 0 to "
-            f"{number - 1}, not {occurrences!r:.60}: for those of iteration 5 write "
-            "trace.find(operation='routing', iterations='5:6')"
-        )
-
     def _common_width(self, occurrences: Int64) -> int:
-        """Return the number of ranks W that the groups of all occurrences share."""
-        widths = np.unique(self.width[self.occurrences.site[occurrences]])
+        """Return the number of ranks W that the groups of all occurrences share.
+
+        It is 0 if there are none.
+        """
+        given, number = np.asarray(occurrences), len(self.occurrences)
+        if given.ndim != 1 or (
+            given.size
+            and not (
+                given.dtype.kind in "iu" and 0 <= given.min() <= given.max() < number
+            )
+        ):
+            raise TraceError(
+                "occurrences are a list of indices, as Trace.find() returns it, from 0 "
+                f"to {number - 1}, not {occurrences!r:.60}: for those of iteration 5 "
+                "write trace.find(operation='routing', iterations='5:6')"
+            )
+        widths = (
+            np.unique(self.width[self.occurrences.site[occurrences]]).tolist()
+            if given.size
+            else [0]
+        )
         if len(widths) != 1:
             raise TraceError(
                 "occurrences that are read together must have groups of one size, but "
-                f"these have {widths.tolist()} ranks: read them one size at a time"
+                f"these have {widths} ranks: read them one size at a time"
             )
         return int(widths[0])
 
@@ -759,38 +695,28 @@ class Trace(ShownAsTables):
         self, name: str, occurrences: Int64, missing: int, dtype: npt.DTypeLike
     ) -> npt.NDArray[Any]:
         """Read a column of presence or times, ``[n, W]``."""
-        if not len(self._indices(occurrences)):
-            return np.zeros((0, 0), dtype)
         width = self._common_width(occurrences)
-        sites = self.occurrences.site[occurrences]
-        used = np.unique(sites).tolist()
-        tables = {self.table_of_site[number] for number in used}
-        if len(tables) == 1:
-            panel = self.panels.get(f"{tables.pop()}/{name}")
-            if panel is not None:
-                return take(panel, self.row[occurrences])
         out = np.full((len(occurrences), width), missing, dtype)
-        for table in tables:
-            if panel := self.panels.get(f"{table}/{name}"):
-                of = [n for n in used if self.table_of_site[n] == table]
-                here = np.flatnonzero(np.isin(sites, of))
+        table = self.table[occurrences] if width else out
+        for number in np.unique(table).tolist():
+            if panel := self.panels.get(f"{self.tables[number]}/{name}"):
+                here = np.flatnonzero(table == number)
                 out[here] = take(panel, self.row[occurrences[here]])
         return out
 
     def _routing_table(self, occurrences: Int64) -> str:
         """Return the table of routings of equal W and E."""
-        if not len(self._indices(occurrences)):
+        if not self._common_width(occurrences):
             raise TraceError(
                 "demand needs at least one routing occurrence, but none was given: "
                 "the trace may have been captured without its router"
             )
-        used = np.unique(self.occurrences.site[occurrences]).tolist()
-        if any(self.sites[number].operation != ROUTING for number in used):
+        tables = {self.tables[t] for t in np.unique(self.table[occurrences])}
+        if any(table.startswith("call") for table in tables):
             raise TraceError(
                 "demand exists for routing occurrences only: select occurrences of "
                 "operation 'routing'"
             )
-        tables = {self.table_of_site[number] for number in used}
         if len(tables) != 1:
             raise TraceError(
                 "routings that are read together must have the same ranks and "

@@ -20,6 +20,7 @@ from moetraffic.data import path
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.experts import expert_tables
 from moetraffic.trace import ROUTING
+from moetraffic.trace.choices import expert_mask
 from moetraffic.trace.what_if.relocate import Relocation, relocate
 from tests.analysis.known_processes.routings import independent
 
@@ -55,7 +56,9 @@ def test_independent_balanced_choices_have_the_hosts_of_the_closed_form() -> Non
 
 def hosts_by_hand(trace: Trace, layer: int, hosts: int) -> np.ndarray:
     """Distinct hosts of all sampled tokens, experts placed contiguously."""
-    chosen = trace.choices(trace.find(operation=ROUTING, layer=layer))
+    chosen = expert_mask(
+        trace.chosen(trace.find(operation=ROUTING, layer=layer)), trace.meta.experts
+    )
     tokens = chosen.reshape(-1, chosen.shape[-1])
     tokens = tokens[tokens.any(axis=1)]
     return tokens.reshape(len(tokens), hosts, -1).any(axis=2).sum(axis=1)
@@ -102,7 +105,9 @@ def test_hosts_per_token_follow_the_placement() -> None:
         moved = moved.replaced(meta=replace(moved.meta, nodes=("a", "b")))
         found = analyze(moved, parts=["skew"], layers=[1]).exchanges[0].experts
         assert found is not None
-        chosen = moved.choices(moved.find(operation=ROUTING, layer=1))
+        chosen = expert_mask(
+            moved.chosen(moved.find(operation=ROUTING, layer=1)), moved.meta.experts
+        )
         hosts = chosen[..., ::2].any(axis=-1).astype(int) + chosen[..., 1::2].any(
             axis=-1
         )

@@ -19,6 +19,7 @@ from moetraffic.capture import Recorder
 from moetraffic.capture.token_sample import TokenSample, choice_ids
 from moetraffic.errors import CaptureError
 from moetraffic.trace import ROUTING, Trace
+from moetraffic.trace.choices import expert_mask
 
 
 @pytest.fixture
@@ -112,7 +113,9 @@ def test_a_run_of_ones_own(
     undo()
     assert (torch.get_rng_state() == state).all()
     with Trace.open(tmp_path / "run.h5") as trace:
-        found = trace.choices(trace.find(operation=ROUTING, layer=0))
+        routed = trace.find(operation=ROUTING, layer=0)
+        experts = trace.demand(routed).shape[2]
+        found = expert_mask(trace.chosen(routed), experts)
         assert found.shape == (3, 1, 4, 6)
         for (mine,), ids in zip(found, told, strict=True):
             there = [tuple(sorted(row)) for row in ids.tolist()]

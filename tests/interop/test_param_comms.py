@@ -12,6 +12,7 @@ import pytest
 from moetraffic.errors import TraceError
 from moetraffic.interop import import_files
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Group, Trace
+from moetraffic.trace.model import Presence
 
 SENT = np.array([[3, 1], [0, 2]])  # rows between the two ranks of a group
 ROW = 16 * 2  # 16 elements of bfloat16
@@ -92,7 +93,7 @@ def test_absent_splits_are_not_even(tmp_path: Path, told: str | None) -> None:
 def test_elements_that_are_no_whole_rows_are_a_contradiction(tmp_path: Path) -> None:
     odd = {"In msg nelems": 63, "Out msg nelems": 49}
     _, merged = import_files([profile(tmp_path, 0, **odd), profile(tmp_path, 2)])
-    assert not merged.trace.recovered(np.arange(1))[0, 1]
+    assert not (merged.trace.presence(np.arange(1)) == Presence.RECOVERED)[0, 1]
     wrong = {"In msg nelems": 80}
     _, merged = import_files([profile(tmp_path, 0, **wrong), profile(tmp_path, 2)])
     (said,) = (c for c in merged.contradictions if "buffer has" in c)

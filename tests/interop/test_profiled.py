@@ -16,6 +16,7 @@ from moetraffic.interop import import_files
 from moetraffic.interop import kineto as profiles
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from moetraffic.trace.merge.merging import Merged
+from moetraffic.trace.model import Presence
 
 KINDS = {"profiler": "profile_rank*", "execution-trace": "et_rank*"}
 WIDE = 40
@@ -123,7 +124,9 @@ def test_a_missing_rank_is_recovered_from_its_peers(profiled: Path, kind: str) -
             compared += 1
     assert compared == 3 * 6
     of = trace.find(operation=ALL_TO_ALL)
-    assert (trace.recovered(of) == [False, False, True, False]).all()
+    assert (
+        (trace.presence(of) == Presence.RECOVERED) == [False, False, True, False]
+    ).all()
 
 
 def test_recovered_rows_are_marked_in_the_file(profiled: Path, tmp_path: Path) -> None:
@@ -131,8 +134,8 @@ def test_recovered_rows_are_marked_in_the_file(profiled: Path, tmp_path: Path) -
     merged.trace.save(tmp_path / "run.h5")
     with Trace.open(tmp_path / "run.h5") as trace:
         of = trace.find(operation=ALL_TO_ALL)
-        assert trace.recovered(of)[:, 0].all()
-        assert not trace.recovered(of)[:, 1:].any()
+        assert (trace.presence(of) == Presence.RECOVERED)[:, 0].all()
+        assert not (trace.presence(of) == Presence.RECOVERED)[:, 1:].any()
         assert len(trace.complete(of)) == len(of)
 
 
@@ -193,7 +196,7 @@ def test_splits_that_do_not_fill_the_buffer_name_the_call(
     )
     # the row is not known, and so taken from those who received it
     of = merged.trace.find(operation=ALL_TO_ALL)
-    assert merged.trace.recovered(of).sum() == 1
+    assert (merged.trace.presence(of) == Presence.RECOVERED).sum() == 1
 
 
 def test_calls_without_shapes_stay_without_a_size(
@@ -279,7 +282,9 @@ def test_cut_lists_are_filled_by_peers_and_never_guessed(
     of = np.flatnonzero(trace.occurrences.site == number)
     # ranks from 30 on see of each other only what was cut off
     assert trace.present(of)[0].tolist() == [True] * 30 + [False] * 10
-    assert trace.recovered(of)[0].tolist() == [True] * 30 + [False] * 10
+    assert (trace.presence(of) == Presence.RECOVERED)[0].tolist() == [True] * 30 + [
+        False
+    ] * 10
     (sent,) = trace.wire(of)
     rank = np.arange(WIDE)
     expected = (rank[:, None] + rank) % 7 * 32

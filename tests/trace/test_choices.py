@@ -80,13 +80,13 @@ def test_a_file_a_selection_and_an_anonymous_copy_keep_them(tmp_path: Path) -> N
     with Trace.open(tmp_path / "run.h5") as stored:
         for same in (trace, stored, anonymize(stored).trace):
             routed = same.find(operation=ROUTING, layer=0)
-            assert (same.choices(routed) == masks).all()
+            assert (expert_mask(same.chosen(routed), 10) == masks).all()
         routed = stored.find(operation=ROUTING, layer=0, iterations=range(2, 5))
         part = stored.select(routed)
-        assert (part.choices(np.arange(3)) == masks[2:5]).all()
+        assert (expert_mask(part.chosen(np.arange(3)), 10) == masks[2:5]).all()
         part.save(tmp_path / "part.h5")
         with Trace.open(tmp_path / "part.h5") as again:
-            assert (again.choices(np.arange(3)) == masks[2:5]).all()
+            assert (expert_mask(again.chosen(np.arange(3)), 10) == masks[2:5]).all()
 
 
 def test_another_placement_keeps_them_and_joined_ranks_have_both() -> None:
@@ -98,7 +98,7 @@ def test_another_placement_keeps_them_and_joined_ranks_have_both() -> None:
         place=lambda load, width: (np.arange(10), np.arange(10) % 2),
     )
     moved = relocate(trace, to)
-    found = moved.choices(moved.find(operation=ROUTING, layer=0))
+    found = expert_mask(moved.chosen(moved.find(operation=ROUTING, layer=0)), 10)
     assert found.shape == (6, 2, 10, 10)
     assert (found == masks.reshape(6, 2, 10, 10)).all()
     assert routed_layers(moved)[1].chosen is None
@@ -111,4 +111,4 @@ def test_a_trace_without_them_names_the_option() -> None:
         trace.find(operation=ROUTING),
     ):
         with pytest.raises(TraceError, match="--token-sample"):
-            trace.choices(routed)
+            expert_mask(trace.chosen(routed), 10)

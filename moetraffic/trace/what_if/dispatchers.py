@@ -19,10 +19,8 @@ deduplicated    between nodes, among the ranks of each place: each token once fo
 =============== ==================================================================
 
 Phases in which rows return (combine, gradient of the dispatch) have the transposed
-matrices, in the reversed order.  Which experts a token has is taken from the trace's
-samples of tokens: a share of the copies between two ranks or nodes are of tokens that
-are there already, and copies are reduced by that share.  It is exact where the sample
-has all tokens, and where each token has one expert.
+matrices, in the reversed order.  Sampled tokens give the share of the copies between
+two ranks or nodes whose token is there already, and copies are reduced by it.
 
 References
 ----------
@@ -43,6 +41,7 @@ import numpy.typing as npt
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.spelling import check_choice
+from moetraffic.trace.choices import expert_mask
 from moetraffic.trace.matrix import between_ranks, in_bytes
 from moetraffic.trace.model import (
     ROUTING,
@@ -151,8 +150,9 @@ def redispatch(trace: Trace, dispatcher: str, *, ranks_per_node: int = 0) -> Tra
                 new = replace(new, matrix=np.where(routed < 0, -1, row + routed))
             every.append(new)
             sites.append(replace(site, group=group, label=label or site.label))
+    parts_of = [vars(of) for of in every]
     columns = {
-        name: np.concatenate([getattr(of, name) for of in every])
+        name: np.concatenate([part[name] for part in parts_of])
         for name, column in vars(trace.occurrences).items()
         if column is not None
     }
@@ -264,7 +264,8 @@ def _distinct(
         )
     once, at_node = np.empty_like(plain), np.empty_like(by_node)
     for row, occurrence in enumerate(routed.tolist()):
-        chosen = trace.choices(routed[row : row + 1])[0].astype(np.int64)  # [W, S, E]
+        ids = trace.chosen(routed[row : row + 1])[0]
+        chosen = expert_mask(ids, site.experts).astype(np.int64)  # [W, S, E]
         when = int(trace.occurrences.iteration[occurrence])
         holder = trace.holder(site.layer, site.group, when)
         held = (holder[:, None] == np.arange(plain.shape[1])).astype(np.int64)  # [E, W]

@@ -1,11 +1,10 @@
 """Complete the bytes that ranks without a record sent in all-to-alls.
 
 ``peers``
-    Dispatched token copies return: a combine is the dispatch transposed, the gradient
-    of the combine goes as the dispatch, that of the dispatch as the combine.  So the
-    row of a missing rank is a column of other phases, which its peers recorded.  What
-    no phase has (rank-local traffic, traffic between two missing ranks) is completed
-    by ``mean`` for all phases together, which remain transposes of each other.
+    Dispatched token copies return, so the row of a missing rank is a column of other
+    phases, which its peers recorded.  What no phase has (rank-local traffic, traffic
+    between two missing ranks) is completed by ``mean`` for all phases together, which
+    remain transposes of each other.
 ``mean``
     Mean of the known cells of the column without the diagonal, or of all of these if
     the column has none; on the diagonal, mean of the known diagonal.  Rounded to whole

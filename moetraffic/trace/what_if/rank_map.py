@@ -13,9 +13,6 @@ from moetraffic.spelling import check_choice
 from moetraffic.trace.iterations import listed_numbers
 from moetraffic.trace.model import Meta
 
-LEFT_OUT = "-"
-"""Entry of a rank map for a rank that is left out."""
-
 MOST_RANKS = 10_000_000  # more are taken for a typing error
 
 RankMap = tuple[tuple[int, ...], ...]
@@ -98,8 +95,8 @@ def _listed(text: str, world: int) -> list[int]:
             ) from None
     lines = (line.partition("#")[0] for line in text.splitlines())
     entries = " ".join(lines).replace(",", " ").split()
-    valid = all(entry == LEFT_OUT or _is_rank(entry) for entry in entries)
-    where = [-1 if entry == LEFT_OUT else int(entry) for entry in entries if valid]
+    valid = all(entry == "-" or _is_rank(entry) for entry in entries)
+    where = [-1 if entry == "-" else int(entry) for entry in entries if valid]
     new = {*where} - {-1}
     if len(where) != world or not new or max(new) >= len(new):
         raise ReplayError(

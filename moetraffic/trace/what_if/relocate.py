@@ -8,7 +8,7 @@ placement changes no arithmetic except the order of sums.)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -76,7 +76,14 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
                     (number, layer, int(e), int(r), group.ranks[int(m)], start)
                     for e, r, m in zip(experts, replica, members, strict=True)
                 ]
-    every = reduce(np.union1d, (layer.iteration for layer in layers))
+    # steps of the iterations, those of neighboring ranks joined
+    when = reduce(np.union1d, (layer.iteration for layer in layers))
+    neighbors = np.arange(trace.meta.world).reshape(to.ranks, -1).tolist()
+    keep = np.isin(trace.steps.iteration, when)
+    columns: dict[str, Any] = {
+        n: np.array(v)[keep] for n, v in vars(trace.steps).items()
+    }
+    columns["kind"] = tuple(columns["kind"].tolist())
     return trace_of_routing(
         layers,
         groups=groups,
@@ -91,7 +98,7 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
             source=to.source,
             nodes=("",) * to.ranks,
         ),
-        steps=_steps(trace.steps, to.ranks, every),
+        steps=Steps(**columns).joined(neighbors),
     )
 
 
@@ -110,15 +117,6 @@ def _versions(
         if before.any():
             versions.append((first, load[before].sum(axis=0)))
     return versions
-
-
-def _steps(steps: Steps, ranks: int, iterations: Int64) -> Steps:
-    """Select the steps of iterations, and join those of neighboring ranks."""
-    keep = np.isin(steps.iteration, iterations)
-    columns = {f.name: np.array(getattr(steps, f.name))[keep] for f in fields(Steps)}
-    kind = tuple(columns.pop("kind").tolist())
-    neighbors = np.arange(steps.loss.shape[1]).reshape(ranks, -1).tolist()
-    return Steps(kind=kind, **columns).joined(neighbors)
 
 
 # ---- routing of a trace -----------------------------------------------------------
@@ -181,13 +179,11 @@ def _routed(trace: Trace, layer: int, slot: int, joined: int) -> RoutedLayer:
     forms = sorted({s.dropped for s in sites})
     # padding does not depend on what was dropped
     ignored = trace.meta.dispatch == "padded" and DroppedForm.UNKNOWN in forms
-    lost = [
-        mine - (mine if ignored else trace.kept(of))
-        for of, mine in zip(calls, copies, strict=True)
-    ]
-    demand, dropped = (
-        by_rank(part).sum(axis=2, dtype=np.int32) for part in (copies, lost)
+    kept = copies if ignored else [trace.kept(of) for of in calls]
+    demand, sent = (
+        by_rank(part).sum(axis=2, dtype=np.int32) for part in (copies, kept)
     )
+    dropped = demand - sent
     chosen, sampled = None, min(s.token_sample for s in sites)
     if sampled:
         ids = [trace.chosen(of)[:, :, :sampled] for of in calls]
@@ -205,8 +201,9 @@ def _routed(trace: Trace, layer: int, slot: int, joined: int) -> RoutedLayer:
             f"the bytes of a row are those of the dispatch, but layer {layer} has "
             "none: capture with the hook"
         )
-    sent = [trace.sites[n] for n in exchanges.values()]
     dispatch = trace.sites[exchanges["dispatch"]]
+    sources = [s.source for s in sites]
+    sources += [trace.sites[n].source for n in exchanges.values()]
     return RoutedLayer(
         layer=layer,
         slot=slot,
@@ -220,7 +217,7 @@ def _routed(trace: Trace, layer: int, slot: int, joined: int) -> RoutedLayer:
         * (trace.meta.world // joined),
         chosen=chosen,
         phases=tuple(phase for phase in PHASES if phase in exchanges),
-        source=min(s.source for s in (*sites, *sent)),
+        source=min(sources),
     )
 
 

@@ -2,12 +2,10 @@
 
 In this order: missing records are completed, a rank's bytes are shared by several new
 ranks, bytes of ranks that meet on one are summed, rank-local bytes are left out, and
-bytes are multiplied.  Bytes, presence and times are computed when they are read, so a
-trace may be larger than memory.
+bytes are multiplied.  All is computed when it is read: a trace may exceed memory.
 
-A cell ``[i, j]`` of a matrix is what the tokens of i send to the experts of j, in the
-direction of the dispatch.  If i becomes f ranks and j becomes g, each of the g gets as
-much, and each of the f sends as much: phases remain transposes of each other.
+If rank i becomes f ranks and rank j becomes g, each of the g gets as much of cell
+``[i, j]``, and each of the f sends as much: phases remain transposes of each other.
 """
 
 from __future__ import annotations
@@ -149,9 +147,7 @@ def rescale(trace: Trace, scaling: Scaling) -> Trace:
     on these ranks.  A rank to which several ranks are mapped issues an operation when
     the first of them did, and ends it when the last did.  Calls of ranks that are left
     out, and messages from or to these, are not in it.  Times are on rank 0's clock.
-
-    The result is read lazily from ``trace``, which must stay open; it is ``trace``
-    itself if nothing is requested.
+    The result is read lazily from ``trace``, which must stay open.
 
     Raises
     ------
@@ -289,11 +285,8 @@ class _Reading:
         matrix = np.full(len(calls), -1)
         for size in np.unique(width).tolist():
             here = width == size
-            columns = {**dict.fromkeys(("present", *TIMES), here)}
-            columns["wire"], columns["volume"] = (
-                here & known & square,
-                here & known & ~square,
-            )
+            columns = dict.fromkeys(("present", *TIMES), here)
+            columns |= {"wire": here & known & square, "volume": here & known & ~square}
             for name, of in columns.items():
                 at = np.flatnonzero(of)
                 panels[f"call_{size}/{name}"] = self._panel(name, calls[at], size)
@@ -314,8 +307,8 @@ class _Reading:
             for begin in range(start, stop, step):
                 here = group[begin : min(begin + step, stop)]
                 for number in np.unique(here).tolist():
-                    at = begin + np.flatnonzero(here == number)
-                    out[at - start] = compute(self.images[number], calls[at])
+                    rows = begin + np.flatnonzero(here == number)
+                    out[rows - start] = compute(self.images[number], calls[rows])
             return out
 
         dtype = np.uint8 if name == "present" else np.int64
@@ -359,9 +352,7 @@ class _Reading:
         for kind in np.unique(kinds).tolist():
             at = np.flatnonzero(kinds == kind)
             nbytes = self.trace.volume(calls[at])
-            if (
-                kind == MESSAGE
-            ):  # each end has its size; not split, but sent by one rank
+            if kind == MESSAGE:  # not split: one rank sends it
                 sender = [image.peers.get(of[n].peers[0], 0) for n in at]
                 out[at, sender] = nbytes.max(axis=1)
                 continue
@@ -445,7 +436,7 @@ def factor_of(text: str) -> Fraction:
 
 
 def multiplied(nbytes: Int64, factor: Fraction) -> Int64:
-    """Multiply bytes by a factor of :func:`factor_of`.
+    """Multiply bytes by a factor.
 
     Multiples of 16 are rounded to such, others to whole bytes, halves up, not to 0.
 

@@ -184,7 +184,7 @@ def test_lost_calls_are_counted_and_the_rest_of_their_iteration_is_absent() -> N
     trace = merged.trace
     assert trace.present(trace.find(operation=ROUTING))[:, 1].all()
     for phase in PHASES:
-        there = trace.recorded(trace.find(phase=phase))[:, 1]
+        there = trace.present(trace.find(phase=phase))[:, 1]
         assert np.flatnonzero(~there).tolist() == [4]
 
 
