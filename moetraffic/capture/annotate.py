@@ -28,7 +28,8 @@ class CallContext:
     phase: str = ""
     label: str = ""
     linked: bool = False  # set by a hook on a module, not by the program
-    block: int = 0  # number of the calling block, see hook.calling_block; 0: unknown
+    module_call: int = 0  # of the calling module, see hook.calling_block; 0: unknown
+    evaluates: int = 0  # 1: autograd does not record, 2: the module evaluates
 
 
 NO_CONTEXT = CallContext()

@@ -3,12 +3,10 @@
 The start-up hook (``startup/moetraffic_startup.py``) calls :func:`begin` after the
 creation of the default process group and :func:`end` before its destruction.  Because a
 program may not destroy the group, the recorder is also closed at interpreter exit and
-at the end of a multiprocessing child.  A rank that a signal ends leaves the records in
-its log.  A forked child detaches from its parent's recorder.  If the program starts a
+at the end of a multiprocessing child.  If the program starts a
 :class:`~moetraffic.capture.Recorder` of its own, the attached recorder stops.
 
-No exception reaches the program, and logs are not merged here: the launcher merges them
-when the command has ended.
+No exception reaches the program.  The launcher merges the logs.
 """
 
 from __future__ import annotations
@@ -18,55 +16,64 @@ import itertools
 import multiprocessing.util
 import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.trace.merge.log_folder import discard, join, log_folder
 
-from .hook import calls as hook
+from . import running
 from .recorder import Recorder
 from .shared_store import SharedStore
 from .validation import cause
 
-STEPS_BACK = "the program's own Recorder writes {}, so moetraffic run records nothing"
+OWN = "the program's own Recorder writes {}, so moetraffic run records nothing"
 Say = Callable[[str, str], None]  # kind of a message, and its text
 Note = Callable[[str], object]  # kind of a note for the launcher
 _numbers = itertools.count()
-_lock = threading.RLock()
-_attached: Attachment | None = None
+_attached: AttachedRecorder | None = None
 
 
-class Attachment:
-    """Running recorder of an unmodified program."""
+class AttachedRecorder(Recorder):
+    """Recorder of an unmodified program."""
 
-    def __init__(self, recorder: Recorder, say: Say, note: Note) -> None:
-        self.recorder, self.say, self.note = recorder, say, note
-        self.rank = dist.get_rank()
-        # multiprocessing children exit without running atexit handlers
-        self.finalizer = multiprocessing.util.Finalize(
+    def __init__(self, path: Path, say: Say, note: Note, **options: Any) -> None:
+        super().__init__(path, **options)
+        self.say, self.note = say, note
+
+    def start(self) -> Recorder:
+        """Start recording; close at the end of a multiprocessing child, too."""
+        super().start()
+        # which exits without running atexit handlers
+        self._finalizer = multiprocessing.util.Finalize(
             None, _end_of_process, exitpriority=0
         )
-        hook.set_attached_recorder(step_back)
+        return self
 
-    def close(self, why: str) -> None:
-        """Close the recorder; ``why`` is the reason of an early end, "" for none."""
+    def give_way(self, path: Path) -> None:
+        """Stop, and delete this recording in favor of the program's own."""
+        end()
+        discard(log_folder(self.path), self._rank)
+        self.say("own", OWN.format(path))
+
+    def abandon(self) -> None:
+        """Detach a forked child."""
+        global _attached
+        _attached = None
+        self._finalizer.cancel()
+        super().abandon()
+
+    def close_alone(self, why: str) -> None:
+        """Close, and note for the launcher whether records are missing."""
         try:
-            if why:
-                self.recorder.end_early(why)
-            self.recorder.close(merged=False)
-            if self.recorder.warnings:
+            self.close(merged=False)
+            if self.warnings:
                 self.note("lost")  # the reason, if nothing was recorded
         finally:
-            self.withdraw()
-
-    def withdraw(self) -> None:
-        """Detach this process from the recorder (also a forked child)."""
-        hook.set_attached_recorder(None)
-        self.finalizer.cancel()
+            self._finalizer.cancel()
 
 
 def begin(*, say: Say, note: Note) -> None:
@@ -76,22 +83,21 @@ def begin(*, say: Say, note: Note) -> None:
     prints a message once per host, and ``note`` leaves a note for the launcher.
     """
     global _attached
-    with _lock:
-        end()  # of a group that was not destroyed
-        try:
-            if dist.get_backend() == "fake":
-                return  # nothing is sent
-            if hook.installed():
-                say("own", STEPS_BACK.format("its trace"))
-                return
-            if (recorder := _recorder(say)) is None:
-                return  # rank 0 reports the reason
-            recorder.start()
-            _attached = Attachment(recorder, say, note)
-            note("begun")
-        except Exception as error:
-            # no error of the capture may stop the training
-            _report(say, error)
+    end()  # of a group that was not destroyed
+    try:
+        if dist.get_backend() == "fake":
+            return  # nothing is sent
+        if running.recorder is not None:
+            say("own", OWN.format("its trace"))
+            return
+        if (recorder := _recorder(say, note)) is None:
+            return  # rank 0 reports the reason
+        recorder.start()
+        _attached = recorder
+        note("begun")
+    except Exception as error:
+        # no error of the capture may stop the training
+        _report(say, error)
 
 
 def end(error: BaseException | None = None) -> None:
@@ -100,29 +106,22 @@ def end(error: BaseException | None = None) -> None:
     ``error`` is the exception that ends the program.
     """
     global _attached
-    with _lock:
-        attached, _attached = _attached, None
-        if attached is not None:
-            try:
-                attached.close(_early(error))
-            except Exception as failure:
-                _report(attached.say, failure)
+    attached, _attached = _attached, None
+    if attached is not None:
+        try:
+            if why := _early(error):
+                attached.end_early(why)
+            attached.close_alone(why)
+        except Exception as failure:
+            _report(attached.say, failure)
 
 
-def step_back(path: Path) -> None:
-    """Stop and delete this recording in favor of the program's own, to ``path``."""
-    with _lock:
-        attached = _attached
-        if attached is None:
-            return
-        end()
-        discard(log_folder(attached.recorder.path), attached.rank)
-    attached.say("own", STEPS_BACK.format(path))
-
-
-def _recorder(say: Say) -> Recorder | None:
+def _recorder(say: Say, note: Note) -> AttachedRecorder | None:
     """Create a recorder of the trace that rank 0 reserves; None if it cannot."""
-    path, force = Path(_variable("OUT")), _variable("OUT_FORCE") == "1"
+    given = {
+        name.removeprefix("MOETRAFFIC_"): value for name, value in os.environ.items()
+    }
+    path, force = Path(given["OUT"]), given.get("OUT_FORCE") == "1"
 
     def reserve() -> str:
         try:
@@ -133,37 +132,30 @@ def _recorder(say: Say) -> Recorder | None:
 
     # without an answer, rank 0 is not captured, but this rank is
     store = SharedStore(f"attached/{next(_numbers)}")
-    name = store.ask_rank_0("trace", reserve, otherwise=path.name)
+    name = store.ask_rank_0("trace", reserve, path.name)
     if not name:
         return None
     # the folder may be local to this host, and then has no list of captures yet
     out = join(path, name)
-    return Recorder(
-        out,
-        model=_variable("MODEL"),
-        router=_variable("ROUTER"),
-        k=int(_variable("K") or 0) or None,
-        every=int(_variable("EVERY") or 1),
-        most_bytes=int(_variable("MAX_SIZE") or 0) or None,
-        token_sample=int(_variable("TOKEN_SAMPLE") or 0),
+    return AttachedRecorder(
+        *(out, say, note),
+        model=given.get("MODEL", ""),
+        router=given.get("ROUTER", ""),
+        k=int(given.get("K") or 0) or None,
+        every=int(given.get("EVERY") or 1),
+        most_bytes=int(given.get("MAX_SIZE") or 0) or None,
+        token_sample=int(given.get("TOKEN_SAMPLE") or 0),
         force=force and out == path,
     )
 
 
-def _variable(name: str) -> str:
-    """Return a variable of the start-up hook, "" if it is not set."""
-    return os.environ.get(f"MOETRAFFIC_{name}", "")
-
-
 def _early(error: BaseException | None) -> str:
     """Describe the exception that ended a program; "" for a normal exit."""
-    if isinstance(error, SystemExit):
-        if error.code in (0, None):
-            return ""
+    if isinstance(error, SystemExit) and error.__context__ is not None:
         # torch.multiprocessing reports a child's exception, and exits with 1
-        if error.__context__ is not None:
-            return cause(error.__context__)
-        return f"ended by exit({error.code!r})"[:200]
+        error = error.__context__ if error.code else None
+    if isinstance(error, SystemExit):
+        return f"ended by exit({error.code!r})"[:200] if error.code else ""
     return "" if error is None else cause(error)
 
 
@@ -176,15 +168,3 @@ def _report(say: Say, error: Exception) -> None:
 def _end_of_process() -> None:
     """Close the recorder at interpreter exit, or in a multiprocessing child."""
     end(sys.exc_info()[1] or getattr(sys, "last_value", None))
-
-
-def _forked() -> None:
-    """Detach a forked child from its parent's recorder."""
-    global _attached, _lock
-    _lock = threading.RLock()  # another thread of the parent may hold the lock
-    attached, _attached = _attached, None
-    if attached is not None:
-        attached.withdraw()
-
-
-os.register_at_fork(after_in_child=_forked)

@@ -15,9 +15,7 @@ from .recorder import Recorder
 def lightning_callback(path: str | Path, **options: Any) -> Any:
     """Create a callback for ``Trainer(callbacks=[...])`` of Lightning.
 
-    A step ends with each optimizer step (``trainer.global_step``); validation batches
-    are evaluation steps. If the training ends by an exception, the logs are kept for
-    ``moetraffic merge``.
+    A step ends with each optimizer step; validation batches are evaluation steps.
     """
     try:
         from lightning.pytorch import Callback
@@ -57,8 +55,7 @@ def lightning_callback(path: str | Path, **options: Any) -> Any:
 def transformers_callback(path: str | Path, **options: Any) -> Any:
     """Create a callback for ``Trainer(callbacks=[...])`` of transformers.
 
-    A step ends with each optimizer step. The Trainer passes no loss to callbacks, so
-    steps have none.
+    A step ends with each optimizer step.  The Trainer passes no loss to callbacks.
     """
     from transformers import TrainerCallback
 

@@ -52,8 +52,7 @@ def measure_offset(
     def get(name: str) -> str:
         key = f"moetraffic/clock/{moment}/{name}"
         store.wait([key], TIMEOUT)
-        raw: bytes = store.get(key)
-        return raw.decode()
+        return str(store.get(key).decode())
 
     trips = []  # half the round-trip time, offset, and when it was measured
     try:

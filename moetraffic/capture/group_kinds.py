@@ -9,6 +9,7 @@ holds it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,18 +48,16 @@ def kind_of(group: dist.ProcessGroup, *, everyone: bool) -> str:
         return WORLD
     if given in NAMES:
         return NAMES[given]
-    if given.startswith(MESH):
-        name = given.removeprefix(MESH)
-        chosen = name.isascii() and name.isidentifier() and len(name) <= LONGEST
-        generated = name == "default" or name.startswith("dim_")
-        if chosen and not generated and name not in (WORLD, OTHER):
-            return name
+    name = given.removeprefix(MESH)
+    generated = name in ("default", WORLD, OTHER) or name.startswith("dim_")
+    if name != given and not generated and name.isascii() and name.isidentifier():
+        return name[:LONGEST]
     for module in MODULES:
-        variables = getattr(sys.modules.get(module), "__dict__", {})
         for name, kind in NAMES.items():
-            held = variables.get(f"_{name}")
-            groups = list(held.values()) if isinstance(held, dict) else held
-            groups = groups if isinstance(groups, (list, tuple)) else [groups]
-            if any(member is group for member in groups):
+            held = getattr(sys.modules.get(module), f"_{name}", None)
+            groups = held.values() if isinstance(held, dict) else held
+            if group is groups or (
+                isinstance(groups, Iterable) and any(g is group for g in groups)
+            ):
                 return kind
     return WORLD if everyone else OTHER

@@ -19,8 +19,9 @@ import time
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from moetraffic.arrays import Int64
 from moetraffic.errors import CaptureError
 from moetraffic.files import remedy
 from moetraffic.trace.merge import log_format as log
+from moetraffic.trace.merge.rank_record import CallingModule
 from moetraffic.trace.model import PHASES
 
 from .annotate import CallContext
@@ -48,18 +50,8 @@ MOST_QUEUED = 1 << 17  # records; more calls are dropped and counted
 NOTHING = np.zeros(0, np.int64)
 
 
-class Queue(Protocol):
-    """Queue of records: whole int64 words, in Python or in the compiled hook."""
-
-    def put(self, record: bytes, /) -> None:
-        """Append a record."""
-
-    def take(self) -> tuple[bytes, int]:
-        """Remove all words; return them, and the number of dropped calls."""
-
-
 class RecordQueue:
-    """Queue of records in Python."""
+    """Queue of records, whole int64 words; the compiled hook has one of its own."""
 
     def __init__(self) -> None:
         self._records: deque[bytes] = deque()
@@ -93,18 +85,13 @@ class Log:
     about
         Description of the capture: meta, rank, node, placement, begun, threads.
     queue
-        Queue that the hooks fill.
+        Queue that the hooks fill, a RecordQueue or the compiled hook.
     read_devices
         Called before records are taken: puts those that waited for a device.
     say
         Called, from another thread too, with each warning for the user.
     every, most_bytes
         As of the recorder; bytes of this rank, 0: unlimited.
-
-    Raises
-    ------
-    CaptureError
-        If the log cannot be written.
     """
 
     def __init__(
@@ -113,7 +100,7 @@ class Log:
         rank: int,
         state: int,
         about: Mapping[str, Any],
-        queue: Queue,
+        queue: Any,
         read_devices: Callable[[], None],
         say: Callable[[str], None],
         *,
@@ -126,18 +113,14 @@ class Log:
         self._sampling = Sampling(every, lambda context: context in self._gradients)
         self._most_bytes = most_bytes
         self._numbers: dict[str, dict[Any, int]] = defaultdict(dict)
-        self._defined: list[tuple[str, Any]] = []
-        self._facts: dict[str, Any] = {}
-        self._clocks: list[list[int]] = []
-        self._queued_definitions = self._queued_clocks = 0
-        self._queued_facts: dict[str, Any] = {}
-        # what messages in the log say, which the beginning of a file repeats
-        self._logged: dict[str, Any] = {"define": [], "clocks": [], "facts": {}}
         self._gradients: set[int] = set()  # contexts of gradients' calls
+        self._facts: dict[str, Any] = {}
+        self._message = _message()  # what no frame has yet
+        self._logged = _message()  # what the log has; a new file begins with it
         self._lock = threading.RLock()  # a signal's handler may end a step, too
         self._file, self._files, self._size, self.size = -1, 0, 0, 0
+        # frames with their words or messages
         self._pending: list[tuple[bytes, Int64, dict[str, Any]]] = []
-        """Frames with their words or messages."""
         self._writing_since = 0.0
         self._state = log.State()
         self._ended = self._written = 0  # steps
@@ -150,6 +133,7 @@ class Log:
             os.pwrite(state, log.STATE.pack(*self._state), 0)
             self._begin_file()
         except OSError as error:
+            os.close(state)
             raise CaptureError(
                 f"a capture needs a folder to write to, but {folder} cannot be written "
                 f"({error.strerror}): {remedy(error)}"
@@ -168,8 +152,8 @@ class Log:
     def number(self, kind: str, name: Any) -> int:
         """Return the number of a name, defining it on first use.
 
-        Kinds are "context" (a CallContext), "dtype" (None for none), "thread", "node"
-        and "group" (its name, kind and ranks).
+        Kinds are "context" (a CallContext), "module" (a CallingModule), "dtype" (None
+        for none), "thread", "node" and "group" (its name, kind and ranks).
         """
         numbers = self._numbers[kind]
         number = numbers.get(name)
@@ -179,7 +163,7 @@ class Log:
                 if number is None:
                     number = len(numbers)
                     # defined before another thread can use the number
-                    self._defined.append((kind, _json_value(name)))
+                    self._message["define"].append((kind, _json_value(name)))
                     if kind == "context" and name.phase in PHASES[2:]:
                         self._gradients.add(number)
                     numbers[name] = number
@@ -188,12 +172,14 @@ class Log:
     def add_facts(self, **facts: Any) -> None:
         """State facts about the run, which replace those of the same names."""
         with self._lock:
-            self._facts |= facts
+            new = {n: v for n, v in facts.items() if self._facts.get(n) != v}
+            self._message["facts"] |= new
+            self._facts |= new
 
     def add_clocks(self, rows: list[list[int]]) -> None:
         """Add measured clock offsets, rows of CLOCK."""
         with self._lock:
-            self._clocks += rows
+            self._message["clocks"] += rows
 
     def end_step(self, kind: int, *fields: int, ends: bool = True) -> int:
         """Put a STEP or OPTIMIZER record, and wait while too many are not written.
@@ -202,13 +188,9 @@ class Log:
         record may be the end of an iteration.  Returns the number of the step.
         """
         with self._lock:
-            state = self._state
-            number = state.steps if kind == log.STEP else state.optimizer_steps
-            self._state = (
-                state._replace(steps=number + 1)
-                if kind == log.STEP
-                else state._replace(optimizer_steps=number + 1)
-            )
+            name = "steps" if kind == log.STEP else "optimizer_steps"
+            number: int = getattr(self._state, name)
+            self._state = self._state._replace(**{name: number + 1})
             self._write_state()
             self.put(kind, 3 + len(fields), number, *fields)
             self._ended += ends
@@ -306,9 +288,10 @@ class Log:
                 words = np.append(words, (log.LOST, 3, dropped))
                 self._count_lost(dropped)
             # names are defined before they are used, so those of taken words are here
-            if (definitions := self._new_messages()) is not None:
-                frame = log.message(definitions)
-                self._pending.append((frame, NOTHING, definitions))
+            with self._lock:
+                message, self._message = self._message, _message()
+            if any(message.values()):
+                self._pending.append((log.message(message), NOTHING, message))
             if len(words):
                 frame = log.frame(log.WORDS, words.astype("<i8").tobytes())
                 self._pending.append((frame, words, {}))
@@ -322,19 +305,6 @@ class Log:
         with self._progress:
             self._written, self._fulfilled = ended, request
             self._progress.notify_all()
-
-    def _new_messages(self) -> dict[str, Any] | None:
-        with self._lock:
-            fields: dict[str, Any] = {
-                "define": self._defined[self._queued_definitions :],
-                "clocks": self._clocks[self._queued_clocks :],
-                "facts": {} if self._facts == self._queued_facts else dict(self._facts),
-            }
-            self._queued_definitions = len(self._defined)
-            self._queued_clocks = len(self._clocks)
-            self._queued_facts = dict(self._facts)
-        fields = {name: value for name, value in fields.items() if value}
-        return fields or None
 
     def _write(self) -> None:
         """Append the pending frames to the log, as far as the disk takes them."""
@@ -357,9 +327,10 @@ class Log:
                 return
             self._pending.pop(0)
             self._failure = ""
-            self._logged["define"] += message.get("define", [])
-            self._logged["clocks"] += message.get("clocks", [])
-            self._logged["facts"] |= message.get("facts", {})
+            if message:
+                self._logged["define"] += message["define"]
+                self._logged["clocks"] += message["clocks"]
+                self._logged["facts"] |= message["facts"]
 
     def _append(self, data: bytes) -> None:
         """Append a frame whole, or not at all."""
@@ -417,6 +388,10 @@ class Log:
         self._failure = why
 
 
+def _message() -> dict[str, Any]:
+    return {"define": [], "clocks": [], "facts": {}}
+
+
 def calls_in(words: Int64) -> int:
     """Count the calls in some words."""
     return int((words[log.starts_of(words)] == log.CALL).sum())
@@ -425,7 +400,9 @@ def calls_in(words: Int64) -> int:
 def _json_value(name: Any) -> Any:
     """Convert a name to its JSON value."""
     if isinstance(name, CallContext):
-        return [name.layer, name.phase, name.label, name.linked, name.block]
+        return list(astuple(name))
+    if isinstance(name, CallingModule):
+        return asdict(name)
     if isinstance(name, tuple):
         return {"kind": name[1], "ranks": name[2]}
     if isinstance(name, torch.dtype):

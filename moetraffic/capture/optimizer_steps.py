@@ -28,8 +28,6 @@ _node = torch._C._current_autograd_node
 
 Skipped = bool | Sequence[torch.Tensor]
 """Whether a step was skipped, or tensors of which one is positive if it was."""
-
-
 Reader = Callable[[Any, tuple[Any, ...], Any, bool], Skipped]
 """``reader(scaler, arguments, result, stepped)``; stepped: an optimizer has stepped."""
 
@@ -88,16 +86,13 @@ class OptimizerSteps:
         self._here = _Thread()
         self._awaited = -1  # backward pass whose end is observed
         self._undo = contextlib.ExitStack()
+        self.undo = self._undo.close
         self._undo.callback(register_optimizer_step_post_hook(self._stepped).remove)
         for path, read in SCALERS.items():
             module, name, method = path.rsplit(".", 2)
             kind = getattr(sys.modules.get(module), name, None)
             if isinstance(kind, type) and method in vars(kind):
                 self._wrap(kind, method, read)
-
-    def undo(self) -> None:
-        """Remove all hooks."""
-        self._undo.close()
 
     @contextlib.contextmanager
     def _guard(self, what: str = "optimizer step") -> Iterator[None]:
@@ -151,9 +146,5 @@ class OptimizerSteps:
                     self._observe(skipped=skipped or False)
             return result
 
-        def restore() -> None:
-            if vars(kind).get(method) is step:
-                setattr(kind, method, original)
-
         setattr(kind, method, step)
-        self._undo.callback(restore)
+        self._undo.callback(setattr, kind, method, original)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import platform
 import secrets
 import socket
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,9 +34,9 @@ from moetraffic.trace.merge.log_folder import (
     log_folder,
     prepare,
 )
-from moetraffic.trace.model import ROUTING, Meta
+from moetraffic.trace.model import MOST_TOKEN_SAMPLE, ROUTING, Meta
 
-from . import clock_offset
+from . import clock_offset, running
 from .annotate import CallContext, here, is_layer, subscribe
 from .group_kinds import kind_of
 from .hook import calls as hook
@@ -46,23 +45,18 @@ from .hook.completion import CompletionTracker, DeviceClock
 from .hook.native import load
 from .log import Log, RecordQueue
 from .optimizer_steps import OptimizerSteps
-from .process_exit import before_exit
 from .routers.router_hooks import LABEL, watch_routers
-from .running import running
 from .shared_store import SharedStore
 from .token_sample import TokenSample, choice_ids
 from .validation import (
     OmittedRecords,
     cause,
-    check_experts_per_token,
-    check_limits,
-    check_names_and_counts,
-    check_token_sample,
+    check_name,
+    check_number,
     checked_groups,
     checked_placement,
     demand_of,
     loss_of,
-    loss_value,
     step_kind_of,
     tokens_of,
 )
@@ -101,8 +95,8 @@ class Recorder:
     workload
         The trained workload, if it is a :class:`~moetraffic.patterns.Workload`.
     model, router, k
-        Name of the model, name of its router, and number of experts per token, from 1
-        on (None: unknown), which noise floors are computed from.
+        Name of the model, name of its router, and number of experts per token (None:
+        unknown), which noise floors are computed from.
     groups
         This rank's process groups by kind (``{"ep": group}``).  Other groups have the
         name of their device mesh's dimension, the kind that Megatron-Core or DeepSpeed
@@ -124,8 +118,7 @@ class Recorder:
     Raises
     ------
     CaptureError
-        If an argument is of the wrong kind; from :meth:`start`, if another recorder
-        runs in this process, or the output cannot be written.
+        If an argument is of the wrong kind.
     """
 
     def __init__(
@@ -143,20 +136,24 @@ class Recorder:
         token_sample: int = 0,
         force: bool = False,
     ) -> None:
-        check_names_and_counts(model=str(model), router=str(router))
-        check_experts_per_token(k)
-        check_limits(every=every, most_bytes=most_bytes)
-        check_token_sample(token_sample)
+        check_name("model", str(model))
+        check_name("router", str(router))
+        check_number("k, the experts per token,", 1 if k is None else k, 1, 1 << 16)
+        check_number("every", every, 1)
+        size = 1 if most_bytes is None else most_bytes
+        check_number("most_bytes", size, 1, 2**63)
+        check_number("token_sample", token_sample, 0, MOST_TOKEN_SAMPLE)
         self.path, self._force = Path(path), force
         self.iteration = 0
         self.warnings: list[str] = []
         self._workload, self._every, self._most_bytes = workload, every, most_bytes
-        self._names: dict[str, Any] = {"model": str(model), "router": str(router)}
-        self._names["k"] = k or 0
+        self._names: dict[str, Any]
+        self._names = {"model": str(model), "router": str(router), "k": k or 0}
         self._tokens = token_sample
         self._placement = checked_placement(placement or {})
         self._kinds = checked_groups(groups or {})
-        self._omitted = OmittedRecords(self._omit)
+        # the ranks run one program, and the merge names them all
+        self._omitted = OmittedRecords(lambda m: self._warn(m, logged=self._rank == 0))
         self._ended = ""  # what ended the capture early
         self._log: Log | None = None
         self._rank, self._world, self._shared_clock = 0, 1, True
@@ -168,77 +165,75 @@ class Recorder:
     def start(self) -> Recorder:
         """Start recording the collectives and routings of this process.
 
-        Raises
-        ------
-        CaptureError
-            If another recorder runs in this process, or the output cannot be written.
+        A CaptureError is raised if another recorder runs, or nothing can be written.
         """
+        if running.recorder is not None:
+            running.recorder.give_way(self.path)
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._router_k, self._routers = 0, set[str]()
         self._routings = itertools.count()
-        # values that a device has not computed yet
-        self._deferred: deque[Callable[[], None]] = deque()
-        hook.stop_attached_recorder(self.path)
-        hook.check_not_installed()
+        # reads of values that a device has not computed yet, by kind of record
+        self._deferred: deque[tuple[str, Callable[[], object]]] = deque()
         self._store = SharedStore(f"recorder-{self._number}")
         # rank 0 checks for all, as a rank that fails alone leaves the others waiting;
         # without an answer, this rank's own log is checked below
-        if refused := self._store.ask_rank_0("output", self._refusal, otherwise=""):
+        if refused := self._store.ask_rank_0("output", self._refusal):
             raise CaptureError(refused)
+        native = load()
+        queue: Any = RecordQueue() if native is None else native
+        queue.take()  # what an earlier recorder, or a parent's, has left
+        folder, about = log_folder(self.path), self._about()
+        self._device = DeviceClock(queue.put)
+        self._log = Log(
+            folder,
+            self._rank,
+            lock_state(folder, self._rank, force=self._force),
+            about,
+            queue,
+            self._read_devices,
+            self._warn,
+            every=self._every,
+            # at least one byte, because 0 is unlimited
+            most_bytes=-(-(self._most_bytes or 0) // self._world),
+        )
         self._undo = contextlib.ExitStack()
-        with contextlib.ExitStack() as on_failure:
-            folder = log_folder(self.path)
-            state = lock_state(folder, self._rank, force=self._force)
-            on_failure.callback(os.close, state)
-            native = load()
-            queue: Any = RecordQueue() if native is None else native
-            queue.take()  # what an earlier recorder, or a parent's, has left
-            log = Log(
-                folder,
-                self._rank,
-                state,
-                self._about(),
-                queue,
-                self._read_devices,
-                self._warn,
-                every=self._every,
-                # at least one byte, because 0 is unlimited
-                most_bytes=-(-(self._most_bytes or 0) // self._world),
-            )
-            on_failure.pop_all()
-            on_failure.callback(discard, folder, self._rank)
-            on_failure.callback(log.close)
-            self._device = DeviceClock(queue.put)
-            self._completion = CompletionTracker(queue.put, self._device, native)
-            self._log = log
-            self._measure_clock("start")
-            on_failure.callback(self._undo.close)
-            steps = OptimizerSteps(self._optimizer_stepped, self._failed)
-            self._undo.callback(steps.undo)
-            sink = hook.CallSink(
-                put=queue.put if native else queue.put_call,
-                meet=self._meet,
-                number=log.number,
-                failed=self._failed,
-                completion=self._completion,
-                blocks=BlockSearch(),
-            )
-            self._undo.callback(hook.install(sink, native))
-            self._undo.callback(self._completion.install())
-            self._sample = TokenSample(self._tokens, self._rank)
-            self._undo.callback(subscribe(self._routing, choices=self._tokens > 0))
-            self._undo.callback(
-                watch_routers(
-                    on_failure=self._omitted.unread,
-                    on_router=self._router_seen,
-                    choices=self._tokens > 0,
-                )
-            )
-            self._undo.callback(before_exit(self._exiting))
-            on_failure.pop_all()
-        running.add(self)
+        try:
+            self._install(self._log, queue, native)
+        except BaseException:
+            self._undo.close()
+            self._log.close()
+            self._log = None
+            discard(folder, self._rank)
+            raise
         return self
+
+    def _install(self, log: Log, queue: Any, native: ModuleType | None) -> None:
+        self._measure_clock("start")
+        self._completion = CompletionTracker(queue.put, self._device, native)
+        steps = OptimizerSteps(self._optimizer_stepped, self._omitted.add)
+        self._undo.callback(steps.undo)
+        sink = hook.CallSink(
+            put=queue.put if native else queue.put_call,
+            meet=self._meet,
+            number=log.number,
+            failed=lambda name, error: self._omitted.add(f"call of {name}", error),
+            completion=self._completion,
+            blocks=BlockSearch(log.number),
+        )
+        self._undo.callback(hook.install(sink, native))
+        self._undo.callback(self._completion.install())
+        self._sample = TokenSample(self._tokens, self._rank)
+        self._undo.callback(subscribe(self._routing, choices=self._tokens > 0))
+        self._undo.callback(
+            watch_routers(
+                self._routing,
+                on_failure=lambda error: self._omitted.add(ROUTING, error),
+                on_router=self._router_seen,
+                choices=self._tokens > 0,
+            )
+        )
+        self._undo.callback(running.started(self))
 
     def step(
         self,
@@ -251,40 +246,31 @@ class Recorder:
 
         Parameters
         ----------
-        loss
-            Loss of this rank's tokens.
-        tokens
-            Number of tokens that this rank trained on.
+        loss, tokens
+            Loss of this rank's tokens, and their number.
         kind
             "train", "evaluation" or "skipped".  By default, "skipped" where a gradient
             scaler skipped all optimizer steps since the last call, else "train".
-
-        Invalid values are not recorded, and counted in the trace: a training goes on.
         """
         if self._log is None:
             return
         log, number, now = self._log, self.iteration, hook.now_ns()
-        value = loss_of(loss, self._omitted)
-        count, code = (
-            tokens_of(tokens, self._omitted),
-            step_kind_of(kind, self._omitted),
-        )
+        value = self._omitted.checked("loss", loss_of, loss, float("nan"))
+        count = self._omitted.checked("token count", tokens_of, tokens, -1)
+        code = self._omitted.checked("step kind", step_kind_of, kind, -1)
         self.iteration += 1
-        bits = loss_bits(float("nan"))
-        if isinstance(value, torch.Tensor) and not value.is_cpu:
-            tensor = value
-            self._deferred.append(
-                lambda: log.put(words.LOSS, 4, number, loss_bits(loss_value(tensor)))
-            )
-        else:
-            bits = loss_bits(loss_value(value))
+        later = isinstance(value, torch.Tensor)
+        bits = loss_bits(float("nan") if later else value)
         log.end_step(words.STEP, now, count, code, bits)
+        if later:
+            self._deferred.append(
+                ("loss", lambda: log.put(words.LOSS, 4, number, loss_bits(value)))
+            )
 
     def pause(self) -> None:
         """Record no iteration that begins later, until :meth:`resume`.
 
-        An iteration that has begun is recorded to its end.  Iterations keep their
-        numbers, also those that are not recorded.
+        Iterations keep their numbers, also those that are not recorded.
         """
         if self._log is not None:
             self._log.put(words.PAUSE, 3, 1)
@@ -295,15 +281,7 @@ class Recorder:
             self._log.put(words.PAUSE, 3, 0)
 
     def flush(self) -> bool:
-        """Write all records so that they survive the end of this process.
-
-        Called before ``os._exit``, which ends a process without closing the recorder.
-
-        Returns
-        -------
-        bool
-            Whether all records are written.
-        """
+        """Write all records now; return whether that was possible."""
         return self._log is not None and self._log.flush()
 
     def end_early(self, why: str) -> None:
@@ -316,26 +294,15 @@ class Recorder:
     def close(self, *, merged: bool = True) -> Merged | None:
         """Stop recording, write the remaining records and merge all logs on rank 0.
 
-        If the merge fails, the error is logged and the logs are kept, so that
-        ``moetraffic merge`` can merge them later.  Where nothing was recorded, no file
-        is left.
-
-        Parameters
-        ----------
-        merged
-            Whether rank 0 waits for the others (up to 30 s, 1 s where something ended
-            the capture early) and merges.
-
-        Returns
-        -------
-        Merged or None
-            On rank 0, the result of the merge; the logs are removed if it is complete.
+        With ``merged``, rank 0 waits up to 30 s for the others (1 s where something
+        ended the capture early), merges, and returns the result; complete logs are
+        removed.  If the merge fails, the error is logged and the logs are kept, so that
+        ``moetraffic merge`` can merge them later.
         """
         if self._log is None:
             return None
         self._undo.close()
         self._completion.settle()
-        running.discard(self)
         if not self._shared_clock:
             self._measure_clock("end")
         log = self._log
@@ -361,7 +328,14 @@ class Recorder:
             self.close()
             return
         self.end_early(cause(error))
-        self._close_alone(self._ended)
+        self.close_alone(self._ended)
+
+    def give_way(self, path: Path) -> None:
+        """Refuse another recorder in this process, which writes to ``path``."""
+        raise CaptureError(
+            f"one recorder runs in a process at a time, but one is running already, of "
+            f"{self.path}: close it before {path} is captured"
+        )
 
     def abandon(self) -> None:
         """Detach a forked child from its parent's recorder."""
@@ -369,32 +343,27 @@ class Recorder:
         if self._log is not None:
             self._log.leave()
         self._log = None
-        running.discard(self)
 
     # ---- end -------------------------------------------------------------------
 
-    def _close_alone(self, why: str) -> None:
+    def close_alone(self, why: str) -> None:
         """Close without a merge: other ranks may have died, or run on."""
         if self._log is None:
             return
         folder = self._log.folder
         self.close(merged=False)
-        if not folder.exists():
-            return  # nothing was recorded
-        logger.warning(
-            "rank %d was %s: %d iterations of it are kept in %s; when all ranks have "
-            "ended, moetraffic merge %s makes a trace of them",
-            *(self._rank, why, self.iteration, folder, folder),
-        )
+        if folder.exists():  # else nothing was recorded
+            logger.warning(
+                "rank %d was %s: %d iterations of it are kept in %s; when all ranks "
+                "have ended, moetraffic merge %s makes a trace of them",
+                *(self._rank, why, self.iteration, folder, folder),
+            )
 
-    def _exiting(self, status: int) -> None:
+    def exiting(self, status: int) -> None:
         """Write the remaining records before ``os._exit(status)``."""
         if status:
             self.end_early(f"ended by os._exit({status})")
-        if hook.attached():
-            self.close(merged=False)
-        else:
-            self._close_alone("ended by os._exit")
+        self.close_alone("ended by os._exit")
 
     def _merge_when_closed(self, folder: Path) -> Merged | None:
         """Merge the logs when all ranks have closed theirs; warn if they do not."""
@@ -403,14 +372,15 @@ class Recorder:
         # ranks that are a step ahead may wait for an interrupted rank: they end only
         # after this process has exited
         deadline = time.monotonic() + (LEAVE_S if self._ended else MERGE_WAIT_S)
-        while (waiting := self._unclosed(folder)) and time.monotonic() < deadline:
+        waiting = list(range(self._world))
+        while waiting := [rank for rank in waiting if not is_closed(folder, rank)]:
+            if time.monotonic() > deadline:
+                self._warn(
+                    f"ranks {waiting} have not ended their capture: when they have, "
+                    f"run moetraffic merge {folder} -o {self.path}"
+                )
+                return None
             time.sleep(0.02)
-        if waiting:
-            self._warn(
-                f"ranks {waiting} have not ended their capture: when they have, run "
-                f"moetraffic merge {folder} -o {self.path}"
-            )
-            return None
         try:
             merged = merge_into(folder, self.path, force=self._force)
         except Exception as error:
@@ -424,17 +394,6 @@ class Recorder:
             self._warn(NO_SAMPLE)
         return merged
 
-    def _unclosed(self, folder: Path) -> list[int]:
-        """List the ranks that have not closed their logs."""
-
-        def is_closed(rank: int) -> bool:
-            try:
-                return words.read_state(words.state_file(folder, rank)).closed == 1
-            except (OSError, CaptureError):
-                return False  # it has not begun
-
-        return [rank for rank in range(self._world) if not is_closed(rank)]
-
     # ---- records ---------------------------------------------------------------
 
     def _about(self) -> dict[str, Any]:
@@ -442,9 +401,7 @@ class Recorder:
         meta = describe(self._workload, self._world, every=self._every, **self._names)
         return {
             "meta": meta.as_dict(),
-            "capture": self._store.ask_rank_0(
-                "capture", lambda: secrets.token_hex(8), otherwise=""
-            ),
+            "capture": self._store.ask_rank_0("capture", lambda: secrets.token_hex(8)),
             "node": socket.gethostname(),
             "placement": self._placement,
             "begun": hook.now_ns(),
@@ -459,10 +416,6 @@ class Recorder:
         name = group.group_name
         kind = self._kinds.get(name) or kind_of(group, everyone=everyone)
         return self._log.number("group", (name, kind, tuple(ranks)))
-
-    def _failed(self, operation: str, error: Exception) -> None:
-        """Count a collective that could not be recorded."""
-        self._omitted.add(f"call of {operation}", repr(error))
 
     def _router_seen(self, name: str, k: int) -> None:
         """Note a router's class, and the k of its ids (0: unknown; -1: they differ)."""
@@ -481,18 +434,19 @@ class Recorder:
         log = self._log
         if log is None:
             return
-        code = -1
-        if isinstance(skipped, bool):
-            code = int(skipped)
+        known = int(skipped) if isinstance(skipped, bool) else -1
         # a program that calls step() ends its iterations itself
         number = log.end_step(
-            *(words.OPTIMIZER, end, int(in_backward), code), ends=not self.iteration
+            words.OPTIMIZER, end, int(in_backward), known, ends=not self.iteration
         )
         if not isinstance(skipped, bool):
             flags = skipped
             self._deferred.append(
-                lambda: log.put(
-                    *(words.UNSCALED, 4, number, int(any(float(f) > 0 for f in flags)))
+                (
+                    "optimizer step",
+                    lambda: log.put(
+                        *(words.UNSCALED, 4, number, any(float(f) > 0 for f in flags))
+                    ),
                 )
             )
 
@@ -504,6 +458,7 @@ class Recorder:
         group: dist.ProcessGroup | None,
         chosen: torch.Tensor | None = None,
     ) -> None:
+        """Record a routing, and its counts when its device has computed them."""
         try:
             owner = group if group is not None else dist.group.WORLD
             if owner is None or self._log is None:
@@ -513,79 +468,67 @@ class Recorder:
             # a report may leave its group out, and a hook may not know it: the merge
             # then determines it
             label = LABEL if here.place.label == LABEL else ""
-            log, again = self._log, int(torch._C._current_graph_task_id() != -1)
+            log, again = self._log, torch._C._current_graph_task_id() != -1
             # a recomputed forward pass reports the same tokens again
             sample = None if again else self._sampled(chosen)
             number = next(self._routings)
-            head = (
-                *(number, hook.now_ns(), self._meet(owner), layer),
+            routed = (
+                *(words.ROUTED, words.ROUTED_HEAD, number, hook.now_ns()),
+                *(self._meet(owner), layer),
                 log.number("context", CallContext(label=label, linked=bool(label))),
                 *(log.number("thread", threading.get_ident()), again),
-                int(torch.is_grad_enabled()),
+                torch.is_grad_enabled(),
             )
             on_device = isinstance(demand, torch.Tensor) and not demand.is_cpu
             if not on_device and (sample is None or sample.is_cpu):
-                form, values = routed_values(demand, dropped, sample, self._tokens)
-                length = words.ROUTED_HEAD + len(values)
-                experts, *rest = form
-                log.put(words.ROUTED, length, *head, experts, 1, *rest, *values)
+                log.put(*routed, *self._counts(number, demand, dropped, sample))
                 return
-            # read once the device has computed it, to avoid synchronization
             counts = demand.detach().clone()
             missed = None if dropped is None else dropped.detach().clone()
-            log.put(words.ROUTED, words.ROUTED_HEAD, *head, 0, 0, 0, 0, 0)
+            log.put(*routed)
             self._deferred.append(
-                lambda: self._put_counts(number, counts, missed, sample)
+                (
+                    ROUTING,
+                    lambda: log.put(*self._counts(number, counts, missed, sample)),
+                )
             )
-        except (TypeError, ValueError) as error:
-            self._omitted.add(ROUTING, str(error))
         except Exception as error:
             # no error of the recording may reach the training
-            self._failed(ROUTING, error)
+            self._omitted.add(ROUTING, error)
 
-    def _put_counts(
-        self,
-        number: int,
-        demand: torch.Tensor,
-        dropped: torch.Tensor | None,
-        sample: torch.Tensor | None,
-    ) -> None:
-        assert self._log is not None
-        try:
-            form, values = routed_values(demand, dropped, sample, self._tokens)
-        except (TypeError, ValueError) as error:
-            self._omitted.add(ROUTING, str(error))
-            return
+    def _counts(
+        self, number: int, demand: Any, dropped: Any, sample: torch.Tensor | None
+    ) -> list[int]:
+        """Build the COUNTS record of a routing; waits for its device."""
+        copies, missed = demand_of(demand, dropped)
+        values, (tokens, k) = copies + (missed or []), (0, 0)
+        if sample is not None:
+            ids = choice_ids(sample, len(copies))
+            tokens, k = ids.shape
+            values += ids.reshape(-1).tolist()
         length = words.COUNTS_HEAD + len(values)
-        self._log.put(words.COUNTS, length, number, *form, *values)
+        form = len(copies), missed is not None, tokens, k
+        return [words.COUNTS, length, number, *form, *values]
 
     def _read_devices(self) -> None:
         """Put what devices have computed; called by the thread that writes the log."""
         reads = [self._deferred.popleft() for _ in range(len(self._deferred))]
-        for read in (self._device.resolve, *reads):
+        for kind, read in (("time of a device", self._device.resolve), *reads):
             try:
                 read()
             except Exception as error:
                 # a device has failed: other records remain valid
-                self._omitted.add("value of a device", repr(error))
+                self._omitted.add(kind, error)
         if self._log is not None and (counts := dict(self._omitted.counts)):
             self._log.add_facts(omitted=counts, reasons=dict(self._omitted.reasons))
 
     def _sampled(self, chosen: torch.Tensor | None) -> torch.Tensor | None:
         """Sample tokens of a routing; None where their experts are unknown."""
-        if chosen is None:
-            return None
-        try:
-            with torch.no_grad(), _disable_current_modes():
-                return self._sample.take(chosen)
-        except ValueError as error:
-            self._omitted.add("sample of tokens", str(error))
-            return None
-
-    def _omit(self, message: str) -> None:
-        """Log the first omitted record of a kind; the trace has the counts."""
-        # the ranks run one program, and the merge names them all
-        self._warn(message, logged=self._rank == 0)
+        with torch.no_grad(), _disable_current_modes():
+            sample: torch.Tensor | None = self._omitted.checked(
+                "sample of tokens", self._sample.take, chosen, None
+            )
+        return sample
 
     def _warn(self, message: str, *, logged: bool = True) -> None:
         """Keep a warning, and log it unless the same message was logged before."""
@@ -595,7 +538,7 @@ class Recorder:
                 logger.warning("%s", message)
 
     def _refusal(self) -> str:
-        """Return why the output cannot be written, "" if it can."""
+        """Prepare the output; return why it cannot be written, "" if it can."""
         try:
             prepare(self.path, force=self._force, overwrite="give force=True")
         except CaptureError as error:
@@ -611,29 +554,17 @@ class Recorder:
         self._shared_clock = bool((measured["error_ns"] == 0).all())
 
 
-def loss_bits(loss: float) -> int:
-    """Return the bits of a float64 loss as an int64 word."""
-    return int(np.float64(loss).view(np.int64))
+def is_closed(folder: Path, rank: int) -> bool:
+    """Whether a rank has closed its log."""
+    try:
+        return words.read_state(words.state_file(folder, rank)).closed == 1
+    except (OSError, CaptureError):
+        return False  # it has not begun
 
 
-def routed_values(
-    demand: Any, dropped: Any, sample: torch.Tensor | None, tokens: int
-) -> tuple[tuple[int, int, int, int], list[int]]:
-    """Return E, has_dropped, S and k of a routing, and its values, for its record.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the counts or the experts of sampled tokens are invalid.
-    """
-    copies, missed = demand_of(demand, dropped)
-    values = copies if missed is None else copies + missed
-    size, k = 0, 0
-    if sample is not None:
-        ids = choice_ids(sample, len(copies))
-        size, k = ids.shape
-        values = values + ids.reshape(-1).tolist()
-    return (len(copies), int(missed is not None), size, k), values
+def loss_bits(loss: float | torch.Tensor) -> int:
+    """Return the bits of a loss as a float64 in an int64 word; waits for its device."""
+    return int(np.float64(float(loss)).view(np.int64))
 
 
 def describe(
@@ -647,10 +578,8 @@ def describe(
 ) -> Meta:
     """Create the metadata of a new capture of ``world`` ranks.
 
-    Model and router names ("" if unknown) and experts per token (0 if unknown) take
-    precedence over the workload's.
+    A model, a router ("" if unknown) and k (0) precede those of the workload.
     """
-    backend = dist.get_backend() if dist.is_initialized() else ""
     meta = Meta(
         origin="captured",
         model=model,
@@ -658,7 +587,7 @@ def describe(
         k=k,
         every=every,
         world=world,
-        backend=backend,
+        backend=dist.get_backend() if dist.is_initialized() else "",
         moetraffic=__version__,
         torch=torch.__version__,
         python=platform.python_version(),

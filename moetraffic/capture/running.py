@@ -1,27 +1,47 @@
-"""Recorders that run in this process: pause and resume them, detach forked children."""
+"""The recorder that runs in this process: one at a time.
+
+A forked child detaches from it.  It is closed before ``os._exit``, which runs no
+handler of the interpreter, unless the program has imported ``_exit`` by name before.
+"""
 
 from __future__ import annotations
 
 import os
-import weakref
-from typing import Protocol
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+EXIT_S = 10.0
+"""Maximum duration of closing at exit: another thread may hold what it needs."""
 
 
-class Running(Protocol):
-    """Recorder that runs: see :class:`.recorder.Recorder`."""
-
-    def pause(self) -> None:
-        """Record no iteration that begins later."""
-
-    def resume(self) -> None:
-        """Record iterations that begin later."""
-
-    def abandon(self) -> None:
-        """Stop recording in a forked child."""
+recorder: Recorder | None = None
 
 
-running: weakref.WeakSet[Running] = weakref.WeakSet()
-"""Recorders between their start and their end."""
+def started(new: Recorder) -> Callable[[], None]:
+    """Set the recorder that runs; return the function that notes its end."""
+    global recorder
+    recorder, original = new, os._exit
+
+    def close_and_exit(status: int) -> None:
+        if recorder is new:
+            closing = threading.Thread(target=new.exiting, args=(status,), daemon=True)
+            closing.start()
+            closing.join(EXIT_S)
+        original(status)
+
+    def ended() -> None:
+        global recorder
+        recorder = None
+        if os._exit is exit_:
+            os._exit = original
+
+    exit_: Any = close_and_exit
+    os._exit = exit_
+    return ended
 
 
 def pause() -> None:
@@ -29,20 +49,19 @@ def pause() -> None:
 
     Also where ``moetraffic run`` records; has no effect outside a capture.
     """
-    for recorder in list(running):
+    if recorder is not None:
         recorder.pause()
 
 
 def resume() -> None:
     """Record iterations that begin later, after :func:`pause`."""
-    for recorder in list(running):
+    if recorder is not None:
         recorder.resume()
 
 
-def _forget() -> None:
-    """Abandon running recorders in a forked child."""
-    for recorder in list(running):
+def _forked() -> None:
+    if recorder is not None:
         recorder.abandon()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forked)

@@ -35,7 +35,8 @@ class Sampling:
         self._begun = False  # calls of the iteration under way were passed on
         self._iteration = 0  # under way; without a filter, not counted
         self._marked = False  # the program calls step()
-        self._pauses: list[list[int]] = []  # first iteration of each, and after it
+        # whether iterations are left out, from each of these first iterations on
+        self._pauses: list[tuple[int, bool]] = []
         self._stop = -1  # first iteration after the maximum size
         self._ended = [0, 0]  # steps and optimizer steps
 
@@ -82,12 +83,11 @@ class Sampling:
         marks, of_step = [], dict[int, int]()
         for place in ends.tolist():
             number, end, again = words[starts[place] + 2 : starts[place] + 5].tolist()
-            mark = Mark(int(kinds[place]), int(before[place]), end, number)
-            if mark.kind == log.STEP:
+            kind = int(kinds[place])
+            within = kind == log.OPTIMIZER and again == 1
+            marks.append(Mark(kind, int(before[place]), end, number, within))
+            if kind == log.STEP:
                 of_step[number] = place
-            else:
-                mark = mark._replace(in_backward=again == 1)
-            marks.append(mark)
         # the first step() shows that optimizer steps ended no iterations before
         withdrawn = not self._marked and bool(of_step) and self._iteration > 0
         if of_step and not self._marked:
@@ -106,28 +106,25 @@ class Sampling:
             ended[0] = ended[0]._replace(recorded=False)
         for place in np.flatnonzero(kinds == log.PAUSE).tolist():
             first = self._next_whole(int(before[place]), ended, settles)
-            self._pause(first, paused=words[starts[place] + 2] == 1)
+            self._pauses.append((first, bool(words[starts[place] + 2])))
 
         # cut the records behind each iteration
         edges = np.append(starts, len(words))
-        places = [
-            of_step[stop.step] + 1
-            if stop.step >= 0
-            else int(np.append(calls, len(kinds))[stop.calls])
-            for stop in ended
-        ]
+        calls = np.append(calls, len(kinds))
         written: list[Int64] = []
         first, skipped = 0, list[tuple[Ended, Int64]]()
-        for stop, place in zip(ended, places, strict=True):
+        for stop in ended:
+            explicit = stop.step >= 0
+            place = of_step[stop.step] + 1 if explicit else int(calls[stop.calls])
             part = words[edges[first] : edges[place]]
             if stop.recorded and self._records(stop.number):
                 written += [self._skip(skipped), part]
                 skipped = []
             else:
                 skipped.append((stop, part))
-            for mark_place in ends[(ends >= first) & (ends < place)].tolist():
-                of = int(kinds[mark_place] == log.OPTIMIZER)
-                self._ended[of] = int(words[starts[mark_place] + 2]) + 1
+            for n in ends[(ends >= first) & (ends < place)].tolist():
+                which = int(kinds[n] == log.OPTIMIZER)
+                self._ended[which] = int(words[starts[n] + 2]) + 1
             first = place
         written.append(self._skip(skipped))
         if ended:
@@ -140,8 +137,7 @@ class Sampling:
 
     def _settles(self, words: Int64, starts: Int64) -> tuple[Bool, Bool]:
         """Return masks of the calls that settle ends, and of those in backward."""
-        kind = words[starts]
-        routed = kind == log.ROUTED
+        routed = words[starts] == log.ROUTED
         in_backward = words[starts + np.where(routed, 8, 9)] == 1
         exchange = ~routed & (words[starts + 4] == EXCHANGE)
         gradient = [
@@ -157,20 +153,10 @@ class Sampling:
                 iteration, first, begun = stop.number + 1, stop.calls, False
         return iteration + int(begun or bool(settles[first:calls].any()))
 
-    def _pause(self, iteration: int, *, paused: bool) -> None:
-        runs = not self._pauses or len(self._pauses[-1]) == 2
-        if paused and runs:
-            self._pauses.append([iteration])
-        elif not paused and not runs:
-            self._pauses[-1].append(iteration)
-
     def _records(self, iteration: int) -> bool:
-        paused = any(
-            first <= iteration and not (after and iteration >= after[0])
-            for first, *after in self._pauses
-        )
+        paused = [paused for first, paused in self._pauses if first <= iteration]
         stopped = 0 <= self._stop <= iteration
-        return iteration % self._every == 0 and not paused and not stopped
+        return iteration % self._every == 0 and paused[-1:] != [True] and not stopped
 
     def _skip(self, skipped: Sequence[tuple[Ended, Int64]]) -> Int64:
         """Replace iterations that are not recorded by a record of their number.
@@ -185,20 +171,24 @@ class Sampling:
             calls = starts[words[starts] == log.CALL]
             collective = (words[calls + 13] < 0) & (words[calls + 14] < 0)
             groups.update(words[calls[collective] + 5].tolist())
+            routed = starts[words[starts] == log.ROUTED]
             dropped = (log.CALL, log.ROUTED, log.STEP, log.OPTIMIZER, log.PAUSE)
-            kept.append(without(words, dropped, ends_of=words[calls + 2]))
+            kept.append(without(words, dropped, words[calls + 2], words[routed + 2]))
         counts = [value for pair in sorted(groups.items()) for value in pair]
         length = log.SKIP_HEAD + len(counts)
         head = log.SKIP, length, len(skipped), stop.end, int(stop.step >= 0)
         return np.array([*head, *self._ended, *counts, *np.concatenate(kept).tolist()])
 
 
-def without(words: Int64, kinds: Sequence[int], *, ends_of: Int64 = NOTHING) -> Int64:
-    """Remove the records of some kinds, and the ends of some calls."""
+def without(
+    words: Int64, kinds: Sequence[int], calls: Int64 = NOTHING, routed: Int64 = NOTHING
+) -> Int64:
+    """Remove records of some kinds, ends of some calls, and counts of some routings."""
     starts = log.starts_of(words)
-    kind = words[starts]
+    kind, number = words[starts], words[starts + 2]
     drop = np.isin(kind, kinds)
-    drop |= (kind == log.END) & np.isin(words[starts + 2], ends_of)
+    drop |= (kind == log.END) & np.isin(number, calls)
+    drop |= (kind == log.COUNTS) & np.isin(number, routed)
     if not drop.any():
         return words
     return words[np.repeat(~drop, np.diff(np.append(starts, len(words))))]

@@ -25,13 +25,9 @@ PATIENCE = timedelta(seconds=30)
 class SharedStore:
     """Store that the recorders of all ranks share, and no earlier recorder has used.
 
-    Every rank must create it.  It is empty where no other rank exists, and where rank 0
-    does not answer within 30 s.
-
-    Parameters
-    ----------
-    name
-        Name of the recorder: the same on all ranks, and of no other one of the process.
+    Every rank must create it.  It is None where no other rank exists, and where rank 0
+    does not answer within 30 s.  ``name`` is that of the recorder: the same on all
+    ranks, and of no other one of the process.
     """
 
     def __init__(self, name: str) -> None:
@@ -40,38 +36,33 @@ class SharedStore:
         # the ranks of a fake group do not exist
         if not dist.is_initialized() or dist.get_backend() == "fake":
             return
-        world = dist.get_world_size()
-        if world > 1:
+        if (world := dist.get_world_size()) > 1:
             self.rank = dist.get_rank()
-            store = dist.distributed_c10d._get_default_store()
-            self.store = fresh(store, self.rank, world, name)
+            default = dist.distributed_c10d._get_default_store()
+            self.store = fresh(default, self.rank, world, name)
 
-    def ask_rank_0(self, key: str, decide: Callable[[], str], *, otherwise: str) -> str:
+    def ask_rank_0(
+        self, key: str, decide: Callable[[], str], otherwise: str = ""
+    ) -> str:
         """Return on every rank what rank 0 decides; every rank must call this.
 
-        Rank 0 calls ``decide``; the result is ``otherwise`` if it does not answer
-        within 30 s.  A ``key`` is used once.
+        ``otherwise`` is returned if rank 0 does not answer.  A ``key`` is used once.
         """
-        if self.rank == 0:
-            decision = decide()
-            if self.store is not None:
-                self.store.set(key, decision)
-            return decision
-        return read(self.store, key) or otherwise
+        if self.rank:
+            return read(self.store, key) or otherwise
+        decision = decide()
+        if self.store is not None:
+            self.store.set(key, decision)
+        return decision
 
 
 def fresh(store: Store, rank: int, world: int, name: str) -> Store | None:
-    """Return the part of a store that only the ranks of one life use.
-
-    None if rank 0 does not answer.
-    """
+    """Return the part of a store of one life of the ranks; None without rank 0."""
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     key = f"moetraffic/{name}/{life}"
-    if rank == 0:
-        token = secrets.token_hex(8)
+    token = read(store, key) if rank else secrets.token_hex(8)
+    if not rank:
         store.set(key, token)
-    else:
-        token = read(store, key)
     if not token:
         return None
     own = PrefixStore(f"moetraffic/{token}", store)

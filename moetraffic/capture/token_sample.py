@@ -19,11 +19,7 @@ from moetraffic.trace.choices import ExpertIds, expert_ids
 
 
 class TokenSample:
-    """Stratified random sample of tokens, a new one for each routing.
-
-    ``tokens`` is the number S of tokens to sample of each routing, 0 for none; the seed
-    is different for each rank.
-    """
+    """Stratified random sample of S ``tokens``, a new one for each routing; 0: none."""
 
     def __init__(self, tokens: int, seed: int | Sequence[int]) -> None:
         self.tokens = tokens
@@ -40,7 +36,7 @@ class TokenSample:
         """Copy the rows of sampled tokens, on the device of ``chosen``.
 
         ``chosen`` are ``[..., k]`` integer ids of the experts of each token (-1 for
-        none), or a mask ``[..., E]`` bool; anything else raises a ValueError.
+        none), or a mask ``[..., E]`` bool.
         """
         tensor = isinstance(chosen, Tensor) and chosen.dim() >= 2
         if not tensor or chosen.is_floating_point() or chosen.is_complex():
@@ -56,15 +52,12 @@ class TokenSample:
 def choice_ids(taken: Tensor, experts: int) -> ExpertIds:
     """Convert rows of :meth:`TokenSample.take` to ids ``[S, k]``, -1 for none.
 
-    This waits for their device.  An id that is no expert becomes -1; a mask with
-    another number of experts raises a ValueError.
+    This waits for their device.  An id that is no expert becomes -1.
     """
     values = taken.cpu().numpy()
     if values.dtype != np.bool_:
         is_expert = (values >= 0) & (values < experts)
         return np.where(is_expert, values, -1).astype(np.int16)
     if values.shape[1] != experts:
-        raise ValueError(
-            f"a mask of experts has {experts} columns, but has {values.shape[1]}"
-        )
+        raise ValueError(f"a mask has {experts} columns, not {values.shape[1]}")
     return expert_ids(values)

@@ -22,14 +22,14 @@ from moetraffic.trace import Trace
 from moetraffic.trace.choices import ExpertIds, padded
 from moetraffic.trace.matrix import contiguous_placement
 from moetraffic.trace.merge.log_folder import prepare
-from moetraffic.trace.model import Group, Source, Steps
+from moetraffic.trace.model import MOST_TOKEN_SAMPLE, Group, Source, Steps
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 
 from .annotate import SAVE_EVERY, ShardRouting, subscribe_shards
 from .recorder import describe
 from .token_sample import TokenSample, choice_ids
-from .validation import cause, check_names_and_counts, check_token_sample
+from .validation import cause, check_number
 
 
 @dataclass
@@ -63,11 +63,6 @@ class VirtualRecorder:
         Tokens of each rank, layer and micro-batch whose experts are recorded.
     force
         Overwrite ``path``.
-
-    Raises
-    ------
-    CaptureError
-        If the output cannot be written.
     """
 
     def __init__(
@@ -79,11 +74,11 @@ class VirtualRecorder:
         token_sample: int = 0,
         force: bool = False,
     ) -> None:
-        check_token_sample(token_sample)
-        check_names_and_counts(save_every=save_every)
+        check_number("token_sample", token_sample, 0, MOST_TOKEN_SAMPLE)
+        check_number("save_every", save_every, 1)
         self.path, self.iteration = Path(path), 0
         self.spent_s = 0.0  # time that recording has taken in the training thread
-        self._force, self._save_every = force, max(1, save_every)
+        self._force, self._save_every = force, save_every
         self._workload, self._ranks = workload, workload.layout.world
         self._sample = TokenSample(token_sample, 0)
         self._groups = [
@@ -115,17 +110,7 @@ class VirtualRecorder:
         self._ended = self._ended or " ".join(why.split())[:200]
 
     def step(self, *, loss: Sequence[float], tokens: int, kind: str = "train") -> None:
-        """End the current step: later records belong to the next step.
-
-        Parameters
-        ----------
-        loss
-            ``[R]`` losses of the ranks.
-        tokens
-            Number of tokens that each rank trained on.
-        kind
-            "train", "evaluation" or "skipped".
-        """
+        """End the current step, of ``[R]`` losses, and tokens of each rank."""
         now = time.perf_counter_ns()
         self._loss.append(loss)
         self._steps.append((tokens, self._begun, now, kind))
@@ -144,11 +129,8 @@ class VirtualRecorder:
         if not self.iteration:
             return None
         planned = self._workload.training.iterations
-        missing = ""
-        if self._ended:
-            missing = f"the run was {self._ended} after {self.iteration} of {planned} "
-            missing += "iterations"
-        return self._save(missing)
+        after = f"after {self.iteration} of {planned} iterations"
+        return self._save(f"the run was {self._ended} {after}" if self._ended else "")
 
     def _shards(self, decided: ShardRouting) -> None:
         began = time.perf_counter_ns()
@@ -173,24 +155,18 @@ class VirtualRecorder:
 
     def _save(self, missing: str) -> Trace:
         """Save the trace of all steps that have ended."""
-        trace = self._trace(missing)
-        trace.save(self.path, force=True)
-        return trace
-
-    def _trace(self, missing: str) -> Trace:
         model, steps = self._workload.model, len(self._steps)
         layers = []
         for (slot, layer), routed in sorted(self._layers.items()):
             # a step under way is left out
             count = int(np.searchsorted(routed.iteration, steps))
-            copies = np.stack(routed.copies[:count])
-            dropped = copies[:, 1]
+            demand, dropped = np.stack(routed.copies[:count], axis=1)
             layers.append(
                 RoutedLayer(
                     layer=layer,
                     slot=slot,
                     iteration=np.array(routed.iteration[:count], np.int64),
-                    demand=ArrayPanel(copies[:, 0]),
+                    demand=ArrayPanel(demand),
                     dropped=ArrayPanel(dropped) if dropped.any() else None,
                     row_bytes=routed.row_bytes,
                     dtype=routed.dtype,
@@ -201,9 +177,9 @@ class VirtualRecorder:
                 )
             )
         tokens, start, end, kind = zip(*self._steps, strict=True)
-        shape = (steps, self._ranks)
+        of_ranks = (steps, self._ranks)
         meta = describe(self._workload, self._ranks, model="", router="", k=0)
-        return trace_of_routing(
+        trace = trace_of_routing(
             layers,
             groups=self._groups,
             placements=contiguous_placement(
@@ -221,9 +197,11 @@ class VirtualRecorder:
                 iteration=np.arange(steps),
                 kind=kind,
                 loss=np.array(self._loss, np.float64),
-                tokens=np.broadcast_to(np.array(tokens)[:, None], shape),
-                start=np.broadcast_to(np.array(start)[:, None], shape),
-                end=np.broadcast_to(np.array(end)[:, None], shape),
+                tokens=np.broadcast_to(np.array(tokens)[:, None], of_ranks),
+                start=np.broadcast_to(np.array(start)[:, None], of_ranks),
+                end=np.broadcast_to(np.array(end)[:, None], of_ranks),
                 source=np.full(steps, Source.ANNOTATED, np.uint8),
             ),
         )
+        trace.save(self.path, force=True)
+        return trace

@@ -13,7 +13,7 @@ from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError, CaptureError, TraceError
 from moetraffic.files import LOGS
 from moetraffic.trace import Trace
-from moetraffic.trace.inference.inference import TRAINED
+from moetraffic.trace.inference.evaluations import TRAINED
 from moetraffic.trace.iterations import layer_numbers
 from moetraffic.trace.merge.log_folder import log_folder, members
 from moetraffic.trace.merge.merging import merge_records
@@ -150,7 +150,10 @@ class _Run:
         elif state == "recording":
             for records in self.reader.poll():
                 try:
-                    trace = merge_records(records, self.reader.folder.name).trace
+                    # iterations keep the numbers that the program gives them
+                    trace = merge_records(
+                        records, self.reader.folder.name, split=False
+                    ).trace
                 except (CaptureError, TraceError) as error:
                     # logs are files: contradictions in them must not end the view
                     self._failed = str(error)

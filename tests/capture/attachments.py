@@ -131,8 +131,8 @@ def forks(folder: Path, rank: int, world: int) -> Log:
     log = [exchange(0)]
     helper = os.fork()
     if helper == 0:
-        hook = importlib.import_module("moetraffic.capture.hook.calls")
-        save(folder, 10 + rank, [[int(hook.installed())]])
+        running = importlib.import_module("moetraffic.capture.running")
+        save(folder, 10 + rank, [[int(running.recorder is not None)]])
         atexit._run_exitfuncs()  # what the interpreter does at its end, but not gloo's
         os._exit(0)
     worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))

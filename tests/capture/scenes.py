@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
-from moetraffic.capture import Recorder, clock_offset
+from moetraffic.capture import Recorder, clock_offset, running
 from moetraffic.capture.hook import calls as hook
 from moetraffic.capture.hook import native
 from moetraffic.errors import MoetrafficError
@@ -220,7 +220,7 @@ def refusals(folder: Path, rank: int) -> dict[str, Any]:
         first.step(loss=0.5)
     first.close(merged=False)
     said["lost"] = [w for w in first.warnings if "lost" in w]
-    said["installed"] = hook.installed()
+    said["installed"] = running.recorder is not None
     dist.all_to_all_single(output, rows)
     again = Recorder(folder / f"again-{rank}.h5")
     again.start()
@@ -312,7 +312,7 @@ def forked(recorder: Recorder) -> bool:
     child = os.fork()
     if child == 0:
         recorder.step(loss=-1.0)
-        os._exit(int(hook.installed()))
+        os._exit(int(running.recorder is not None))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

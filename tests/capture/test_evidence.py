@@ -203,13 +203,13 @@ def test_numbers_of_every_kind_are_numbers() -> None:
     said: list[str] = []
     left_out = OmittedRecords(said.append)
     for loss in (1, 1.0, np.float64(1), torch.tensor(1.0), torch.tensor([1])):
-        assert float(loss_of(loss, left_out)) == 1.0
+        assert left_out.checked("loss", loss_of, loss, None) == 1.0
     for tokens in (1, np.int64(1), torch.tensor(1)):
-        assert tokens_of(tokens, left_out) == 1
-    assert tokens_of(None, left_out) == -1
+        assert left_out.checked("token count", tokens_of, tokens, None) == 1
+    assert left_out.checked("token count", tokens_of, None, -1) == -1
     assert (said, left_out.counts) == ([], {})
     for wrong in ("1", b"1", [1], 1j, object()):
-        assert np.isnan(loss_of(wrong, left_out))
+        assert np.isnan(left_out.checked("loss", loss_of, wrong, np.nan))
     assert len(said) == 1
     assert left_out.counts == {"loss": 5}
     assert left_out.reasons["loss"].startswith("it is a number, not '1'")

@@ -38,7 +38,7 @@ def test_a_start_that_fails_leaves_the_folder_free(
 @pytest.mark.parametrize("k", [0, -1, "two", True, 2**31])
 def test_experts_per_token_are_from_1_on(k: Any) -> None:
     with pytest.raises(
-        CaptureError, match="per token, a whole number from 1 to 65536, but"
+        CaptureError, match="per token, is a whole number from 1 to 65536, but"
     ):
         Recorder("run.h5", k=k)
 

@@ -361,6 +361,15 @@ def test_a_command_that_is_not_there_ends_as_in_a_shell(
     assert list(tmp_path.iterdir()) == [text]
 
 
+def test_a_python_file_is_run_with_python(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "mymoe.py"
+    program.write_text("import sys; print(*sys.argv[1:])")
+    assert main(["run", "-o", str(tmp_path / "run.h5"), str(program), "2 ranks"]) == 0
+    assert capfd.readouterr().out == "2 ranks\n"
+
+
 COUNTS = """
 import os, signal, sys, time
 heard = []

@@ -36,7 +36,7 @@ def test_the_hook_of_the_folder_and_its_recorder_read_these_variables() -> None:
     (file,) = hook_environment.hook_folder().glob("*.py")
     recorder = file.parents[1] / "attached_recorder.py"
     started = re.findall(r'"(MOETRAFFIC_\w+)"', file.read_text())
-    read = re.findall(r'_variable\("(\w+)"\)', recorder.read_text())
+    read = re.findall(r'given(?:\.get\(|\[)"(\w+)"', recorder.read_text())
     names = [
         hook_environment.OUT,
         hook_environment.FORCE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +26,7 @@ from moetraffic.trace.inference.inference import infer_schedule
 from moetraffic.trace.merge.rank_record import (
     CALL,
     STEP,
+    CallingModule,
     RankRecord,
     Record,
     join_ranks,
@@ -192,9 +194,18 @@ def ragged() -> Trace:
     return make_trace(missing=(30, 2))
 
 
+def modules(calls: Any) -> tuple[CallingModule, ...]:
+    """The modules of the model that the calls name by number."""
+    return tuple(
+        CallingModule(name=f"layers.{number}", model=0, order=(0, number))
+        for number in range(int(calls["module_call"].max(initial=0)) >> 1)
+    )
+
+
 Label = tuple[int, str, int, str]  # iteration, phase, layer, label
 HIDDEN = 64
-FACTS = ("link", "grad", "thread", "block")
+ATTENTION = 50  # number of its module
+FACTS = ("link", "grad", "thread", "module_call", "evaluates")
 
 
 @dataclass(kw_only=True)
@@ -216,7 +227,6 @@ class Play:
     evaluate_every: int = 0
     evaluated: int = 1  # batches of an evaluation
     evaluated_loss: bool = False
-    skipped: tuple[int, ...] = ()
     warm_up: bool = False
     setup: bool = False  # neighboring stages connect in both directions first
     trailing: bool = False  # parameters are gathered at a step's end
@@ -254,7 +264,8 @@ class Rank:
         link: int = -1,
         grad: int = 0,
         thread: int = 0,
-        block: int = 0,
+        module_call: int = 0,
+        evaluates: int = 0,
     ) -> None:
         number = self.sites.setdefault(site, len(self.sites))
         count = -1
@@ -263,7 +274,8 @@ class Rank:
             self.sequence[site.group] = count + 1
         now = 1000 * len(self.rows)
         times = now, UNKNOWN_TIME, now + 500
-        row = (label[0], number, count, *times, payload, link, grad, thread, block)
+        row = (label[0], number, count, *times, payload, link, grad, thread)
+        row += (module_call, evaluates)
         self.rows.append(row)
         self.truth.append(label)
 
@@ -298,6 +310,7 @@ class Rank:
             meta=Meta(world=self.world),
             groups=tuple(self.groups),
             sites=tuple(self.sites),
+            modules=modules(calls),
             calls=calls,
             steps=np.zeros(0, STEP),
             splits={
@@ -319,7 +332,9 @@ class Theatre:
         self.ranks = [Rank(number=n, world=self.world) for n in range(self.world)]
         self.kinds: list[str] = []
         self.iteration = -1
-        self.links = self.passes = 0
+        self.links = 0
+        self.calls = Counter[int]()  # by layer
+        self.evaluates = False
 
     def run(self) -> tuple[list[RankRecord], dict[int, list[Label]]]:
         play = self.play
@@ -338,7 +353,7 @@ class Theatre:
         for step in range(play.steps):
             if play.evaluate_every and step % play.evaluate_every == 1:
                 self.evaluate()
-            self.train(skipped=step in play.skipped)
+            self.train()
         if play.evaluate_every:
             self.evaluate()
         records = [rank.record() for rank in self.ranks]
@@ -357,14 +372,16 @@ class Theatre:
 
     def evaluate(self) -> None:
         self.begin("evaluation")
+        self.evaluates = True
         for _ in range(self.play.evaluated):
             self.forward(0, {})
+        self.evaluates = False
         if self.play.evaluated_loss:
             for rank in self.ranks:
                 rank.other("all_gather", self.everyone, self.iteration)
 
-    def train(self, *, skipped: bool) -> None:
-        self.begin("skipped" if skipped else "train")
+    def train(self) -> None:
+        self.begin("train")
         play = self.play
         for stage in range(play.stages):
             ahead = min(play.stages - stage, play.micro_batches)
@@ -381,7 +398,7 @@ class Theatre:
                     self.pass_forward(stage, made[-1])
         for rank in self.ranks:
             rank.other("all_reduce", self.everyone, self.iteration)
-            if play.trailing and not skipped:
+            if play.trailing:
                 rank.other("all_gather", self.everyone, self.iteration)
 
     def pass_forward(self, stage: int, memory: dict[int, Any]) -> None:
@@ -426,7 +443,8 @@ class Theatre:
         """One all-to-all on all members of a stage."""
         ranks = self.members(stage)
         phase, layer, label = name
-        called = direction == "forward" and layer >= 0  # by a block of the model
+        called = direction != "backward"  # by a module of the model
+        module = layer + 1 if layer >= 0 else ATTENTION
         for member, number in enumerate(ranks):
             self.ranks[number].exchange(
                 ranks,
@@ -438,7 +456,8 @@ class Theatre:
                 layer=layer if self.play.told_layers and direction == "forward" else -1,
                 label=(self.iteration, phase, layer, label),
                 link=link if self.play.links else -1,
-                block=2 * layer + 2 + self.passes % 2 if called else 0,
+                module_call=2 * module + self.calls[layer] % 2 if called else 0,
+                evaluates=2 if self.evaluates else 0,
             )
 
     def next_link(self) -> int:
@@ -454,11 +473,11 @@ class Theatre:
 
     def attend(self, stage: int, direction: str) -> None:
         even = np.full((self.width, self.width), 1)
+        self.calls[-1] += 1
         for _ in range(4):
             self.send(stage, even, ("", -1, ""), "bfloat16", 4096, direction)
 
     def forward(self, stage: int, memory: dict[int, Any]) -> None:
-        self.passes += 1
         for at in range(self.play.layers):
             if self.play.attention:
                 self.attend(stage, "forward")
@@ -466,6 +485,7 @@ class Theatre:
 
     def layer(self, stage: int, at: int, matrix: Any, direction: str) -> Any:
         play, layer = self.play, stage * self.play.layers + at
+        self.calls[layer] += 1
         links = [self.next_link() for _ in range(3)]
         even = np.ones((self.width, self.width), np.int64)
         if play.routers:

@@ -20,6 +20,7 @@ from moetraffic.trace.merge.rank_record import STEP, RankRecord
 from .conftest import Rank, inferred
 
 WIDTH = 2
+AGAIN = 1000  # added to the micro-batch of a recomputed pass
 Part = tuple[str, int, int]  # "F" or "B", micro-batch and chunk, layer
 
 
@@ -40,13 +41,11 @@ class Schedule:
     probabilities: bool = False
     recompute: bool = False
     first_gradient: bool = True
-    links: bool = True
     evaluate: int = 0  # batches of an evaluation before every second step
     marks: str = "optimizer"  # "step", "optimizer" or "" for none
     reduces: bool = True  # gradients are reduced at a step's end
     thread: bool = False  # a thread of its own communicates
     block: str = ""  # recorded as calling: each "layer", the whole "model", or nothing
-    searched: int = 1 << 30  # all-to-alls whose block is recorded
 
 
 ORDERS = ("whole", "forwards", "1f1b", "dualpipe", "fine", "local", "any")
@@ -59,7 +58,7 @@ def draw(seed: int) -> Schedule:
     def maybe(chance: float) -> bool:
         return dice.random() < chance
 
-    return Schedule(
+    drawn = Schedule(
         seed=seed,
         steps=dice.randint(3, 5),
         layers=dice.choice((1, 2, 3, 3, 4)),
@@ -73,14 +72,16 @@ def draw(seed: int) -> Schedule:
         probabilities=maybe(0.2),
         recompute=maybe(0.2),
         first_gradient=maybe(0.7),
-        links=maybe(0.7),
         evaluate=dice.choice((0, 0, 1, 2)),
         marks=dice.choice(("step", "optimizer", "optimizer", "")),
         reduces=maybe(0.7),
         thread=maybe(0.1),
         block=dice.choice(("layer", "layer", "model", "")),
-        searched=dice.choice((1 << 30, 1 << 30, 20, 60)),
     )
+    if (drawn.order, drawn.block, drawn.recompute) == ("local", "model", True):
+        # a model with a loss of each recomputed layer looks like one layer
+        return replace(drawn, block="")
+    return drawn
 
 
 def passes(of: Schedule, dice: random.Random) -> list[Part]:
@@ -159,7 +160,6 @@ class Play:
         self.iteration = 0
         self.memory: dict[tuple[int, int], Any] = {}
         self.blocks: dict[int, tuple[int, int]] = {}  # micro-batch and number
-        self.searched = 0
         # nodes that autograd makes in each stretch of a layer, the same in every layer
         self.nodes = self.dice.choice((2, 7))
 
@@ -268,7 +268,7 @@ class Play:
         again = direction == "recompute"
         matrix = self.memory[m, layer][0] if again else self.matrix()
         links = {}
-        given: tuple[int, int] | None = None if again else (m, layer)
+        given: tuple[int, int] = m + AGAIN if again else m, layer
         if self.of.counts:
             self.node(training=training)
             part = np.full((WIDTH, WIDTH), 2)
@@ -335,18 +335,19 @@ class Play:
         grad: int = 0,
         given: tuple[int, int] | None = None,
     ) -> None:
-        if direction == "recompute" or not self.of.links:
+        if direction == "recompute":
             link = -1
         seen = direction
         if self.of.thread:
             seen, link, grad = "", -1, 1
         block = self.calling_block(given)
+        evaluates = 2 if block and given and given[0] < 0 else 0
         for rank in self.ranks:
             rank.exchange(
                 tuple(range(WIDTH)), matrix[rank.number], matrix[:, rank.number],
                 dtype=dtype, row_bytes=row, direction=seen, label=(0, "", -1, ""),
                 link=link, grad=grad, thread=int(self.of.thread),
-                block=block,
+                module_call=block, evaluates=evaluates,
             )  # fmt: skip
         self.called(direction, phase, layer, label)
 
@@ -356,9 +357,7 @@ class Play:
 
     def calling_block(self, given: tuple[int, int] | None) -> int:
         """The block that the hook would find, and the parity of its inputs."""
-        self.searched += 1
-        seen = self.of.block and self.searched <= self.of.searched
-        if given is None or self.of.thread or not seen:
+        if given is None or self.of.thread or not self.of.block:
             return 0
         m, layer = given
         if self.of.block == "model":

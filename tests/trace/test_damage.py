@@ -15,6 +15,7 @@ import pytest
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import Trace
+from moetraffic.trace.choices import expert_mask
 from moetraffic.trace.model import ROUTING, RUN, Occurrences, Steps
 from moetraffic.trace.panel import ArrayPanel
 
@@ -60,7 +61,7 @@ def contents(path: Path) -> str:
             calls = np.flatnonzero(trace.occurrences.site == number)
             add(trace.present(calls), *trace.times(calls))
             if site.operation == ROUTING:
-                add(trace.demand(calls), trace.choices(calls))
+                add(trace.demand(calls), expert_mask(trace.chosen(calls), EXPERTS))
             else:
                 add((trace.wire if trace.square[number] else trace.volume)(calls))
             if site.phase:

@@ -11,6 +11,7 @@ from moetraffic.analysis.times.completion import completion
 from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES, ROUTING, DroppedForm, Trace
+from moetraffic.trace.choices import expert_mask
 from moetraffic.trace.model import RUN
 from tests.timed import with_times
 
@@ -61,11 +62,13 @@ def test_a_sample_of_tokens_has_their_experts() -> None:
         assert trace.meta.nodes == ("node-0", "node-1")
         for layer in (1, 3):
             routed = trace.find(operation=ROUTING, layer=layer)
-            chosen = trace.choices(routed)
+            chosen = expert_mask(trace.chosen(routed), 6)
             assert chosen.shape == (24, 2, 24, 6)
             assert (chosen.sum(axis=3) == 2).all()
             assert int((chosen.sum(axis=2) > trace.demand(routed)).sum()) == 0
-        first = trace.choices(trace.find(operation=ROUTING, layer=1)[:1])[0, 0, :3]
+        first = expert_mask(
+            trace.chosen(trace.find(operation=ROUTING, layer=1)[:1]), 6
+        )[0, 0, :3]
         assert [row.nonzero()[0].tolist() for row in first] == [[1, 3], [1, 3], [0, 4]]
     with Trace.open(path("golden-linked.h5")) as trace:
         assert not any(site.token_sample for site in trace.sites)

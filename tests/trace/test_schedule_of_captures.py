@@ -65,7 +65,7 @@ def _with_blocks(record: Record) -> Record:
     of_ranks = np.unique(np.stack([calls["rank"], layer])[:, sent], axis=1)
     for rank, n in of_ranks.T.tolist():
         mine = np.flatnonzero(sent & (calls["rank"] == rank) & (layer == n))
-        calls["block"][mine] = 2 * n + 2 + np.arange(len(mine)) % 2
+        calls["module_call"][mine] = 2 * n + 2 + np.arange(len(mine)) % 2
     return replace(record, calls=calls)
 
 

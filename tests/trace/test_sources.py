@@ -128,11 +128,11 @@ def sourced() -> Trace:
 def test_a_hook_links_and_a_program_annotates(tmp_path: Path) -> None:
     writer = RankWriter(tmp_path, 0)
     contexts = [
-        (3, "dispatch", "", False, 0),
-        (3, "", "", True, 0),
-        (-1, "", "gradient_sync", False, 0),
-        (-1, "", "", True, 0),
-        (-1, "", "", False, 0),
+        (3, "dispatch", "", False, 0, 0),
+        (3, "", "", True, 0, 0),
+        (-1, "", "gradient_sync", False, 0, 0),
+        (-1, "", "", True, 0, 0),
+        (-1, "", "", False, 0, 0),
     ]
     with writer.path.open("ab") as file:
         file.write(log.message({"define": [("context", c) for c in contexts]}))

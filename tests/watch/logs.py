@@ -55,7 +55,7 @@ class RankWriter:
             "begun": 0,
             "threads": ["main"],
         }
-        contexts = [(layer, "dispatch", "", False, 0) for layer in range(LAYERS)]
+        contexts = [(layer, "dispatch", "", False, 0, 0) for layer in range(LAYERS)]
         define = [
             ("group", {"kind": "ep", "ranks": [*range(self.world)]}),
             *(("context", context) for context in contexts),
@@ -102,14 +102,15 @@ class RankWriter:
         begin = STEP_NS * step + 3 * CALL_NS * layer + CALL_NS
         number = self.calls
         self.calls += 1
-        routing = [number, begin, 0, layer, layer, 0, 0, 1, EXPERTS, 1, 0, 0, 0]
+        routing = [number, begin, 0, layer, layer, 0, 0, 1]
         call = [number, begin, log.OPERATIONS.index("all_to_all"), 0, layer, 0, 0]
         call += [0, 1, -1, -1, -1, -1, 0, ROW, copies.sum(), sum(received)]
         call += [self.world, self.world, *sent, *received]
         return array(
             "q",
             [
-                *record(log.ROUTED, [*routing, *copies]),
+                *record(log.ROUTED, routing),
+                *record(log.COUNTS, [number, EXPERTS, 0, 0, 0, *copies]),
                 *record(log.CALL, call),
                 *record(log.END, [number, begin, begin + CALL_NS]),
             ],

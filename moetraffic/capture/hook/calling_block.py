@@ -1,17 +1,16 @@
-"""Find the block of the model that makes the first all-to-alls of a process.
+"""Find the module of the model that makes an all-to-all without annotation.
 
-A block is a module in a container of another one (``layers.3``), or else the innermost
+It is a module in a container of another one (``layers.3``), or else the innermost
 module of the program (``moe0``).  It is read from the interpreter's stack, so that
-nothing is attached to the model, and only for a few thousand calls: the steps that
-follow repeat them.  All-to-alls of one block in two of its calls are those of two
-micro-batches or chunks; without this fact they could be those of two layers.
+nothing is attached to the model.  All-to-alls of one module in two of its calls are
+those of two micro-batches; those of two modules are of two layers.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -20,68 +19,80 @@ import torch
 from torch import nn
 
 from moetraffic.capture.annotate import NO_CONTEXT, CallContext
+from moetraffic.capture.model_modules import CONTAINERS, ModelModules
 
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-MOST_CALLS = 4096  # of all collectives, whose stack is read
-MOST_VAIN = 256  # all-to-alls that no block makes, after which the search ends
+WRAPPER_PACKAGES = ("torch.", "builtins", "abc", "typing")
+"""Packages of the classes of wrappers; FSDP2 adds its own to that of a module."""
+MOST_VAIN = 256  # all-to-alls that no module makes, after which the search ends
 _CALL = nn.Module._call_impl.__code__
-_task = torch._C._current_graph_task_id
 
 
 class BlockSearch:
-    """Search for the calling block of a process' first all-to-alls."""
+    """Search for the calling module of each all-to-all.
 
-    def __init__(self) -> None:
+    ``number("module", description)`` numbers a module that is met for the first time.
+    """
+
+    def __init__(self, number: Callable[[str, Any], int]) -> None:
         self.searches = True
-        self._calls = self._vain = 0
-        self._numbers = itertools.count(1)
-        # by block and ids of the modules around it: its number, with the parity of its
-        # calls, and the last call's input
-        self._blocks: WeakKeyDictionary[
+        self._number = number
+        self._models = ModelModules()
+        self._vain = 0
+        # by module and ids of the modules around it: twice its number, plus the parity
+        # of its calls, and the last call's input
+        self._calls: WeakKeyDictionary[
             nn.Module, dict[tuple[int, ...], tuple[int, Any]]
         ] = WeakKeyDictionary()
 
     def context(self, place: CallContext, *, exchange: bool) -> CallContext:
-        """Return the context of a call, with its block if no annotation names it."""
-        self._calls += 1
-        if self._calls >= MOST_CALLS or self._vain >= MOST_VAIN:
-            self.searches = False
-        if not exchange or place != NO_CONTEXT or _task() != -1:
+        """Return the context of a call, with its module if no program annotates it."""
+        if not exchange or (place != NO_CONTEXT and not place.linked):
             return place
-        found = _calling_block(sys._getframe(1))
-        number = 0 if found is None else self._number(*found)
-        self._vain = 0 if number else self._vain + 1
-        return CallContext(block=number) if number else place
+        calling = _calling_module(sys._getframe(1))
+        context = place if calling is None else self._context(place, *calling)
+        self._vain = 0 if context.module_call else self._vain + 1
+        self.searches = self._vain < MOST_VAIN
+        return context
 
-    def _number(
-        self, block: nn.Module, given: Mapping[str, Any], around: tuple[int, ...]
-    ) -> int:
+    def _context(
+        self,
+        place: CallContext,
+        module: nn.Module,
+        given: Mapping[str, Any],
+        around: tuple[int, ...],
+    ) -> CallContext:
         values = (*given.get("args", ()), *given.get("kwargs", {}).values())
         tensor = next((v for v in values if isinstance(v, torch.Tensor)), None)
         if tensor is None:
-            return 0  # its calls cannot be distinguished
-        calls = self._blocks.setdefault(block, {})
-        known = calls.get(around)
-        number, last = known if known else (2 * next(self._numbers), _never)
+            return place  # its calls cannot be distinguished
+        calls = self._calls.setdefault(module, {})
+        if around not in calls:
+            described = self._models.describe(module, around)
+            calls[around] = 2 * self._number("module", described) + 2, _never
+        call, last = calls[around]
         if last() is not tensor:
-            number ^= 1
-            calls[around] = number, ref(tensor)
-        return number
+            call ^= 1
+            calls[around] = call, ref(tensor)
+        recorded = tensor.requires_grad or torch.is_grad_enabled()
+        evaluates = 0 if recorded else 1
+        if not module.training:
+            evaluates = 2
+        return replace(place, module_call=call, evaluates=evaluates)
 
 
 def _never() -> ReferenceType[Any] | None:
     return None
 
 
-def _calling_block(
+def _calling_module(
     frame: FrameType | None,
 ) -> tuple[nn.Module, Mapping[str, Any], tuple[int, ...]] | None:
-    """Return the running block, the local variables of its call, and what is around it.
+    """Return the calling module, the local variables of its call, and what is around.
 
     It is the innermost module that is in a container of the module around it, else the
-    innermost module that is no wrapper of torch's.  A module that several layers share
-    (a token dispatcher) is another block within each: of the latter, the ids of the
-    modules around it are returned too.
+    innermost module that is no wrapper of torch's, as in a recomputed pass.  A module
+    that several layers share (a token dispatcher) is another one within each: of the
+    latter, the ids of the modules around it are returned too, innermost first.
     """
     inner: tuple[nn.Module, Mapping[str, Any]] | None = None
     own: tuple[nn.Module, Mapping[str, Any]] | None = None
@@ -96,7 +107,10 @@ def _calling_block(
                 inner = module, given
                 if own is not None:
                     around.append(id(module))
-                elif not type(module).__module__.startswith("torch."):
+                elif any(
+                    not kind.__module__.startswith(WRAPPER_PACKAGES)
+                    for kind in type(module).__mro__
+                ):
                     own = inner
         frame = frame.f_back
     return None if own is None else (*own, tuple(around))

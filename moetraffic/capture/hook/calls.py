@@ -19,14 +19,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from moetraffic.capture import annotate
-from moetraffic.capture.annotate import CallContext, here
+from moetraffic.capture.annotate import here
 from moetraffic.errors import CaptureError
 from moetraffic.trace.merge.log_format import CALL, CALL_HEAD, OPERATIONS
 
@@ -75,8 +74,6 @@ _unbox = torch.distributed.ProcessGroup.unbox
 _unbox_work = torch.distributed.Work.unbox
 _keys: Callable[[Any], object] = torch._C.DispatchKeySet.raw_repr
 _numbers = itertools.count()
-_installed: list[Callable[[], None]] = []
-_stop_attached: Callable[[Path], None] | None = None
 
 
 class _Memo(dict[Any, Any]):
@@ -107,41 +104,6 @@ class CallSink:
     blocks: BlockSearch  # finds the module that makes the first all-to-alls
 
 
-def installed() -> bool:
-    """Whether a dispatcher hook is installed in this process."""
-    return bool(_installed)
-
-
-def check_not_installed() -> None:
-    """Check that no recorder runs in this process."""
-    if _installed:
-        raise CaptureError(
-            "one recorder runs in a process at a time, but one is running already: "
-            "close it first"
-        )
-
-
-def set_attached_recorder(stop: Callable[[Path], None] | None) -> None:
-    """Register how to stop the attached recorder when another one starts.
-
-    ``stop``, given the other's trace, also removes the hook; it is None when the
-    attached recorder has ended.
-    """
-    global _stop_attached
-    _stop_attached = stop
-
-
-def attached() -> bool:
-    """Whether the running recorder was attached by ``moetraffic run``."""
-    return _stop_attached is not None
-
-
-def stop_attached_recorder(other: Path) -> None:
-    """Stop the recorder of ``moetraffic run``, if any, as another writes a trace."""
-    if _stop_attached is not None:
-        _stop_attached(other)
-
-
 def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], None]:
     """Install the dispatcher hook, which reports all c10d collectives to ``sink``.
 
@@ -149,10 +111,9 @@ def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], No
     function that removes the hook.
     """
     if native is not None:
-        _install_native(sink, native)
-        return uninstall
+        return _install_native(sink, native)
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    _installed.append(library._destroy)
+    remove: Callable[[], None] = library._destroy
     kernel_of = _kernels(sink)
     try:
         for name in COLLECTIVES:
@@ -163,24 +124,15 @@ def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], No
                     name, kernel, KEY, with_keyset=True
                 )
     except (AttributeError, TypeError) as error:
-        uninstall()
+        remove()
         raise CaptureError(
             f"the hook needs torch's dispatcher as of release 2.5 or newer, but torch "
             f"{torch.__version__} refuses it ({error}): upgrade torch"
         ) from None
-    return uninstall
+    return remove
 
 
-def uninstall() -> None:
-    """Remove the dispatcher hook, if it is installed."""
-    while _installed:
-        _installed.pop()()
-
-
-def _install_native(sink: CallSink, native: ModuleType) -> None:
-    def stand(context: CallContext) -> None:
-        native.stand(sink.number("context", context))
-
+def _install_native(sink: CallSink, native: ModuleType) -> Callable[[], None]:
     def arrive(operation: int) -> tuple[int, int, bool]:
         context, blocks = here.place, sink.blocks
         searches = blocks.searches
@@ -189,22 +141,24 @@ def _install_native(sink: CallSink, native: ModuleType) -> None:
         thread = sink.number("thread", _thread())
         return thread, sink.number("context", context), searches
 
-    def number(kind: str, name: Any) -> int:
-        # a dtype is given by a tensor of that dtype
-        return sink.number(kind, getattr(name, "dtype", name))
+    def remove() -> None:
+        annotate.mirror(None)
+        native.uninstall()
 
     native.install(
         [
             (name, OPERATIONS.index(operation), group, given)
             for name, (operation, group, given) in COLLECTIVES.items()
         ],
-        *(arrive, lambda group: sink.meet(_unbox(group)), number),
+        arrive,
+        lambda group: sink.meet(_unbox(group)),
+        # a dtype is given by a tensor of that dtype
+        lambda kind, name: sink.number(kind, getattr(name, "dtype", name)),
         sink.completion.launched,
         lambda name, why: sink.failed(name, RuntimeError(why)),
     )
-    annotate.mirror(stand)
-    _installed.append(native.uninstall)
-    _installed.append(lambda: annotate.mirror(None))
+    annotate.mirror(lambda context: native.stand(sink.number("context", context)))
+    return remove
 
 
 def _kernels(sink: CallSink) -> Callable[[str, Any], Callable[..., Any]]:
@@ -270,7 +224,7 @@ def _kernels(sink: CallSink) -> Callable[[str, Any], Callable[..., Any]]:
                 ))
                 # fmt: on
                 if output is not None and output.is_cuda:
-                    event = completion.before(output)
+                    event = completion.device.event()
             except Exception as error:
                 # no error of the recording may reach the training
                 number = -1
@@ -354,10 +308,9 @@ def _describer(name: str) -> Describe:
         peers = (-1, -1)
         if name == "send":
             peers = (group.rank(), int(args[2]))
-        elif name == "recv_":
-            peers = (int(args[2]), group.rank())
-        elif name == "recv_any_source_":
-            peers = (-1, group.rank())  # the source is only known on arrival
+        elif operation == "send_recv":
+            # that of any source is only known on arrival
+            peers = (int(args[2]) if name == "recv_" else -1, group.rank())
         size = sum(t.numel() * t.element_size() for t in tensors)
         # only the root of a scatter has an input, but all ranks know its dtype
         typed = None if operation == "barrier" else next(iter(tensors), output)

@@ -3,15 +3,14 @@
 The end of a wait is the time at which the result is available to the program.  Waits
 are observed in Python (``Work.wait``) and for functional collectives (``wait_tensor``).
 Collectives that only C++ code waits for (DDP's reducer) are found as completed works
-without an observed wait.  Their end is their completion, which a callback reports, of
-the first calls of a kind as well: these keep it until it is known who waits.
+without an observed wait: their end is their completion, which a callback reports.
 
 On CUDA a wait orders streams and returns at once: there, an event before the call and
 one after the wait are recorded on the calling stream.  The thread that writes the
 records queries whether the device has completed them, and converts their distance from
 a base event into host times.  The start is the time at which the stream reaches the
-call, a lower bound of the start of the collective; the end is the time at which the
-stream can continue with the result.  Nothing here waits for the training's streams.
+call, a lower bound of the start of the collective.  Nothing here waits for the
+training's streams.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -100,16 +100,14 @@ class DeviceClock:
         return base
 
 
-class SynchronousCall(threading.local):
-    """Thread-local number and work of the last call, if the caller waits for it next.
-
-    Another call ends it: the work of a call that is never waited for is not kept alive.
-    """
-
+class _Waiting(threading.local):
+    # number and work of the last call, if the caller waits for it next; another call
+    # ends it, so that a work that is never waited for is not kept
     call: tuple[int, Any] | None = None
 
 
-class LaunchedCall(NamedTuple):
+@dataclass(slots=True, eq=False)
+class LaunchedCall:
     """A call whose result has not been waited for."""
 
     work: Any
@@ -117,6 +115,8 @@ class LaunchedCall(NamedTuple):
     kind: int  # operation and pass: calls of one kind are waited for in the same way
     before: Any  # event before the call on a device, else None
     output: int  # data pointer, 0 for none
+    completed: int = 0  # time, 0 while unknown
+    unawaited: bool = False  # only C++ code waits for it: its completion is its end
 
 
 class CompletionTracker:
@@ -130,24 +130,20 @@ class CompletionTracker:
         self, put: Put, device: DeviceClock, native: ModuleType | None = None
     ) -> None:
         self._put, self._native = put, native
-        self._device: Any = device if native is None else native
-        self.waiting = SynchronousCall()
+        self.device, self._ended_on = device, (native or device).ended
+        self.waiting = _Waiting()
         # a work is kept until it is waited for, as the waiting code itself does
         self._launched: dict[int, LaunchedCall] = {}  # by ID of the work
         self._by_output: dict[int, int] = {}
         self._awaited: set[int] = set()  # kinds with an observed wait
         self._unawaited: set[int] = set()
         self._called_back: set[int] = set()  # numbers of calls with a pending callback
-        # completion of each call of a kind that is not known yet; 0: not completed
-        self._completion: dict[int, int] = {}
 
     def install(self) -> Callable[[], None]:
         """Install hooks on ``Work.wait`` and ``wait_tensor``; return the remover."""
         installed = contextlib.ExitStack()
-        installed.callback(self._launched.clear)
-        installed.callback(self._by_output.clear)
-        classes: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
-        for work_class in classes:
+        work_class: Any
+        for work_class in (dist.Work, *dist.Work.__subclasses__()):
             if "wait" in vars(work_class):
                 installed.callback(setattr, work_class, "wait", work_class.wait)
                 work_class.wait = self._observed(work_class.wait)
@@ -157,10 +153,6 @@ class CompletionTracker:
         kernel = self._wait_tensor(operator._handle.redispatch_boxed)
         library.impl("wait_tensor", kernel, KEY, with_keyset=True)
         return installed.close
-
-    def before(self, output: torch.Tensor) -> Any:
-        """Record an event before a call with an output on a device, else None."""
-        return self._device.event() if output.is_cuda else None
 
     def raised(self, number: int) -> None:
         """Report a call that raised an exception: nothing was sent."""
@@ -177,28 +169,26 @@ class CompletionTracker:
         self.waiting.call = None
         if result is None:  # it has completed, or is on the current stream
             if before is not None:
-                self._device.ended(number, before)
+                self._ended_on(number, before)
             return
-        work = result
-        if not isinstance(work, dist.Work):
+        if not isinstance(work := result, dist.Work):
             work = _unbox(result[-1] if type(result) is tuple else result)
-        unawaited = kind in self._unawaited
+        pointer = 0 if output is None else output.data_ptr()
+        call = LaunchedCall(work, number, kind, before, pointer)
+        call.unawaited = kind in self._unawaited
         # a callback on a device's work may touch a stream whose graph is being captured
         new = kind not in self._awaited and output is not None and output.is_cpu
-        if before is None and (unawaited or new):
+        if before is None and (call.unawaited or new):
             future = _future(work)
             if future is not None:
-                if not unawaited:
-                    self._completion[number] = 0
                 self._called_back.add(number)
-                future.add_done_callback(lambda _: self._completed(number, kind))
-            if unawaited:
+                future.add_done_callback(lambda _: self._completed(call))
+            if call.unawaited:
+                call.work = None  # which the future would keep
                 return
-        pointer = 0
-        if output is not None:
-            pointer = output.data_ptr()
+        if pointer:
             self._by_output[pointer] = id(work)
-        self._launched[id(work)] = LaunchedCall(work, number, kind, before, pointer)
+        self._launched[id(work)] = call
         if len(self._launched) >= SWEEP:
             self._sweep()
 
@@ -211,8 +201,10 @@ class CompletionTracker:
         until = now_ns() + SETTLE_NS
         while self._called_back and now_ns() < until:
             time.sleep(0.001)
-        for number in list(self._completion):
-            self._unwaited(number)
+        for call in self._launched.values():
+            self._drop(call)
+        self._launched.clear()
+        self._by_output.clear()
 
     def _end(self, number: int, end: int) -> None:
         self._put(pack_end(END, 5, number, UNKNOWN_TIME, end))
@@ -276,28 +268,25 @@ class CompletionTracker:
     def _ended(self, call: LaunchedCall, *, raised: bool = False) -> None:
         """Report the end of a call whose result was waited for."""
         self._by_output.pop(call.output, None)
-        self._completion.pop(call.number, None)
         if raised:
             self.raised(call.number)
         elif call.before is None:
             self._awaited.add(call.kind)
             self._end(call.number, now_ns())
         else:
-            self._device.ended(call.number, call.before)
+            self._ended_on(call.number, call.before)
 
-    def _completed(self, number: int, kind: int) -> None:
-        end = now_ns()
-        if number in self._completion and kind not in self._unawaited:
-            self._completion[number] = end
-        else:
-            self._completion.pop(number, None)
-            self._end(number, end)
-        self._called_back.discard(number)
+    def _completed(self, call: LaunchedCall) -> None:
+        call.completed = now_ns()
+        if call.unawaited:
+            self._end(call.number, call.completed)
+        self._called_back.discard(call.number)
 
-    def _unwaited(self, number: int) -> None:
-        """Report the completion of a call as its end, if it has a known one."""
-        if end := self._completion.pop(number, 0):
-            self._end(number, end)
+    def _drop(self, call: LaunchedCall) -> None:
+        """Report the completion of a call as its end, now or when it completes."""
+        call.unawaited, call.work = True, None
+        if call.completed:
+            self._end(call.number, call.completed)
 
     def _sweep(self) -> None:
         """Drop launched calls that have completed without an observed wait."""
@@ -305,11 +294,11 @@ class CompletionTracker:
             completed = call.before is None and call.work.is_completed()
             if completed:
                 self._unawaited.add(call.kind)
-                self._unwaited(call.number)
             # also drop old works, so that tracking does not keep their tensors alive
             if completed or len(self._launched) > SWEEP // 2:
                 self._launched.pop(key, None)
                 self._by_output.pop(call.output, None)
+                self._drop(call)
 
 
 def _future(work: Any) -> Any:

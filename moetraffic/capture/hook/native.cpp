@@ -1,7 +1,7 @@
 // The compiled hook: kernels that record collectives without Python's interpreter.
 //
-// native.py describes the functions of this module, log_format.py the records.  Only
-// torch is linked.  Kernels are boxed, so that one serves every operator.
+// The functions of this module are described at its end, the records in log_format.py.
+// Only torch is linked.  Kernels are boxed, so that one serves every operator.
 
 #include <pybind11/pybind11.h>
 
@@ -16,14 +16,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -44,8 +42,10 @@ using Part = c10::ArrayRef<int64_t>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 using Work = c10::intrusive_ptr<c10d::Work>;
 using Event = std::shared_ptr<c10::Event>;
+using Numbers = std::unordered_map<std::string, int64_t>;
 
 constexpr int64_t CALL = 1, END = 2, RAISED = 3;  // kinds of records
+constexpr int64_t ALL_TO_ALL = 0;                 // index of the operation
 constexpr int64_t CALL_HEAD = 21;                 // words of a call before its splits
 constexpr size_t MOST_WORDS = size_t{2} << 20;    // 16 MB in the queue
 constexpr int64_t REBASE_NS = 5'000'000'000;      // a float32 in ms has 1 us up to 16 s
@@ -114,6 +114,9 @@ Event event_now(c10::Device device) {
 
 // Calls on devices, between an event before them and one after the wait for them.
 class DeviceCalls {
+  using DeviceCall = std::tuple<int64_t, Event, Event>;
+  using Base = std::pair<Event, int64_t>;  // an event and its time on the host
+
  public:
   void end(int64_t number, const Event& before) {
     if (Event after = event_now(before->device())) {
@@ -124,30 +127,25 @@ class DeviceCalls {
 
   // Puts an END for each call that its device has completed.
   void resolve() {
+    std::deque<DeviceCall> calls;
     std::unique_lock<std::mutex> guard(lock_);
-    while (!calls_.empty()) {
-      const auto [number, before, after] = calls_.front();
-      calls_.pop_front();  // it is lost if its device has failed
-      guard.unlock();
+    calls.swap(calls_);
+    guard.unlock();
+    while (!calls.empty()) {
+      const auto& [number, before, after] = calls.front();
       c10::DeviceGuard current(after->device());
-      const bool complete = after->query();
-      if (complete) {
-        const auto& [event, ns] = recent_base(after->device());
-        const auto start = ns + std::llround(event->elapsedTime(*before) * 1e6);
-        const auto end = ns + std::llround(event->elapsedTime(*after) * 1e6);
-        queue.put({END, 5, number, start, end});
-      }
-      guard.lock();
-      if (!complete) {
-        calls_.emplace_front(number, before, after);
-        return;
-      }
+      if (!after->query()) break;
+      const auto& [event, ns] = recent_base(after->device());
+      const auto start = ns + std::llround(event->elapsedTime(*before) * 1e6);
+      const auto end = ns + std::llround(event->elapsedTime(*after) * 1e6);
+      queue.put({END, 5, number, start, end});
+      calls.pop_front();
     }
+    guard.lock();
+    calls_.insert(calls_.begin(), calls.begin(), calls.end());
   }
 
  private:
-  using Base = std::pair<Event, int64_t>;  // an event and its time on the host
-
   const Base& recent_base(c10::Device device) {
     Base& base = bases_[device.index()];
     if (base.first != nullptr && now_ns() - base.second < REBASE_NS) return base;
@@ -160,7 +158,7 @@ class DeviceCalls {
   }
 
   std::mutex lock_;
-  std::deque<std::tuple<int64_t, Event, Event>> calls_;
+  std::deque<DeviceCall> calls_;
   std::unordered_map<int, Base> bases_;  // by index of the device
 };
 
@@ -174,12 +172,13 @@ auto& device_calls = *new DeviceCalls;
 struct Installed {
   py::object arrive, meet, number, launched, failed;
   int64_t generation;
-  std::unordered_map<std::string, int64_t> groups, dtypes, nodes;
+  Numbers groups, dtypes, nodes;
   std::mutex lock;
 };
 
 struct Thread {
   int64_t generation = -1, number = -1, context = -1;
+  bool searches = true;              // for the calling module of all-to-alls
   int64_t waiting = -1;              // synchronous call for which the thread waits next
   const c10d::Work* work = nullptr;  // its work, never dereferenced
   Event before;                      // its event, if it is on a device
@@ -192,18 +191,20 @@ thread_local Thread here;
 
 // Numbers this thread and its context, if they are new.
 void arrive(Installed& now, int64_t operation) {
-  if (here.generation == now.generation) return;
+  const bool searched = here.searches && operation == ALL_TO_ALL;
+  if (here.generation == now.generation && !searched) return;
   py::gil_scoped_acquire python;
   py::tuple reply = now.arrive(operation);
   here.number = reply[0].cast<int64_t>();
   here.context = reply[1].cast<int64_t>();
-  // while calling blocks are searched, every call arrives anew
-  here.generation = reply[2].cast<bool>() ? -1 : now.generation;
+  // the module of an all-to-all is searched at every call, and is not of the next one
+  here.searches = reply[2].cast<bool>();
+  here.generation = here.searches && operation == ALL_TO_ALL ? -1 : now.generation;
 }
 
 // Returns the number of a name, which `ask` returns at its first use.
-template <typename Names, typename Ask>
-int64_t number_of(Installed& now, Names& names, const std::string& name, Ask ask) {
+template <typename Ask>
+int64_t number_of(Installed& now, Numbers& names, const std::string& name, Ask ask) {
   {
     std::lock_guard<std::mutex> guard(now.lock);
     auto known = names.find(name);
@@ -247,7 +248,7 @@ struct Call {
   bool waits = false;        // the caller waits for the result at once
   int64_t group = -1, source = -1, destination = -1, bytes = 0;
   int64_t row = 0, rows_sent = 0, rows_received = 0;
-  Part sent, received;
+  Words sent, received;
   int64_t number = -1, kind = -1;  // of a recorded call
   Event before;                    // if it is on a device
 
@@ -262,45 +263,33 @@ void flatten(const c10::IValue& value, std::vector<at::Tensor>& into) {
   }
 }
 
-void describe_rows(Call& call, const at::Tensor& output, const at::Tensor& input) {
-  call.output = output;
-  call.typed = input;
-  call.rows_received = output.dim() ? output.size(0) : 0;
-  if (input.dim()) {
-    call.rows_sent = input.size(0);
-    call.row = input.element_size();
-    for (int64_t d = 1; d < input.dim(); ++d) call.row *= input.size(d);
-  }
-}
-
-// Describes a call by its boxed arguments; `sent` and `received` hold its splits.
-Call describe(Installed& now, const Operator& what, const c10::IValue* given,
-              Words& sent, Words& received) {
+// Describes a call by its boxed arguments.
+Call describe(Installed& now, const Operator& what, const c10::IValue* given) {
   Call call;
   const auto group = given[what.group].toCustomClass<c10d::ProcessGroup>();
   call.group = group_number(now, group);
   call.waits = what.asynchronous >= 0 && !given[what.asynchronous].toBool();
   std::vector<at::Tensor> inputs, outputs;
+  flatten(given[0], outputs);
+  if (what.input >= 0) flatten(given[what.input], inputs);
+  if (!outputs.empty()) call.output = outputs[0];
+  // only the root of a scatter has an input, but all ranks know its type
+  if (what.input >= 0) call.typed = inputs.empty() ? call.output : inputs[0];
   if (what.name == "alltoall_base_") {
-    describe_rows(call, given[0].toTensor(), given[1].toTensor());
-    received = given[3].toIntVector();
-    sent = given[4].toIntVector();
-  } else {
-    flatten(given[0], outputs);
-    if (!outputs.empty()) call.output = outputs[0];
-    if (what.input >= 0) {
-      flatten(given[what.input], inputs);
-      // only the root of a scatter has an input, but all ranks know its type
-      call.typed = inputs.empty() ? call.output : inputs[0];
-    }
-  }
-  if (what.name == "alltoall_") {
+    const at::Tensor &input = call.typed, &output = call.output;
+    call.rows_received = output.dim() ? output.size(0) : 0;
+    call.rows_sent = input.dim() ? input.size(0) : 0;
+    call.row = input.dim() ? input.element_size() : 0;
+    for (int64_t d = 1; d < input.dim(); ++d) call.row *= input.size(d);
+    call.received = given[3].toIntVector();
+    call.sent = given[4].toIntVector();
+  } else if (what.name == "alltoall_") {
     // the tensors may have different shapes, so rows are single elements
     call.row = call.typed.defined() ? call.typed.element_size() : 0;
-    for (const at::Tensor& part : inputs) sent.push_back(part.numel());
-    for (const at::Tensor& part : outputs) received.push_back(part.numel());
-    call.rows_sent = std::accumulate(sent.begin(), sent.end(), int64_t{0});
-    call.rows_received = std::accumulate(received.begin(), received.end(), int64_t{0});
+    for (const at::Tensor& part : inputs) call.sent.push_back(part.numel());
+    for (const at::Tensor& part : outputs) call.received.push_back(part.numel());
+    for (const int64_t rows : call.sent) call.rows_sent += rows;
+    for (const int64_t rows : call.received) call.rows_received += rows;
   } else {
     for (const at::Tensor& part : inputs) call.bytes += part.nbytes();
   }
@@ -312,8 +301,6 @@ Call describe(Installed& now, const Operator& what, const c10::IValue* given,
     call.source = what.name == "recv_" ? given[2].toInt() : -1;
     call.destination = group->getRank();
   }
-  call.sent = sent;
-  call.received = received;
   return call;
 }
 
@@ -365,113 +352,48 @@ void launched(Installed& now, Call& call, const Work& work) {
   }
 }
 
-// Records a call and forwards it; `describe` may fail, and `forward` returns its work.
-template <typename Describe, typename Forward>
-Work follow(Installed& now, const Operator& what, Describe describe, Forward forward) {
-  Call call;
-  here.waiting = -1;
-  here.before = nullptr;
-  try {
-    arrive(now, what.operation);
-    call = describe();
-    record(now, what, call);
-  } catch (std::exception& error) {
-    failed(now, what.name, error.what());
-  }
-  if (call.number < 0) return forward();
-  Work work;
-  try {
-    work = forward();
-  } catch (...) {
-    queue.put({RAISED, 3, call.number});
-    throw;
-  }
-  try {
-    launched(now, call, work);
-  } catch (std::exception& error) {
-    failed(now, what.name, error.what());
-  }
-  return work;
-}
-
-// The installation that records a call with these keys, nullptr for none.  A mode or a
-// tensor subclass calls the operator again with the plain tensors that it sends; meta
-// and fake tensors are not sent.
-Installed* recording(c10::DispatchKeySet keys) {
-  if (keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Meta)) {
-    return nullptr;
-  }
-  return installed.load(std::memory_order_acquire);
-}
-
+// Records a call and forwards it.
 struct Kernel final : public c10::OperatorKernel {
-  explicit Kernel(const Operator& given) : what(given) {}
+  explicit Kernel(const Operator& given) : operator_(given) {}
 
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
-    Installed* now = recording(keys);
-    if (now == nullptr) return handle.redispatchBoxed(keys & what.after, stack);
-    Words sent, received;
-    auto described = [&] {
-      const auto given = torch::jit::last(*stack, handle.schema().arguments().size());
-      return describe(*now, what, given.data(), sent, received);
-    };
-    follow(*now, what, described, [&]() -> Work {
-      handle.redispatchBoxed(keys & what.after, stack);
-      if (stack->empty() || !stack->back().isObject()) return nullptr;
-      return stack->back().toCustomClass<c10d::Work>();
-    });
-  }
-
-  const Operator& what;
-};
-
-// All-to-alls with splits, by far the most frequent calls, need no boxed arguments.
-// Releases of torch differ in the arguments that follow the splits.
-template <typename... Further>
-struct Unboxed {
-  using Signature = Work(at::Tensor&, at::Tensor&, const Group&, Words, Words,
-                         Further...);
-  static inline const Operator* what = nullptr;
-
-  static Work call(c10::DispatchKeySet keys, at::Tensor& output, at::Tensor& input,
-                   const Group& group, Words received, Words sent,
-                   Further... further) {
-    static const auto handle = c10::Dispatcher::singleton()
-                                   .findSchemaOrThrow("c10d::alltoall_base_", "")
-                                   .template typed<Signature>();
-    auto forward = [&] {
-      return handle.redispatch(keys & what->after, output, input, group,
-                               std::move(received), std::move(sent), further...);
-    };
-    Installed* now = recording(keys);
-    if (now == nullptr) return forward();
-    auto described = [&] {
-      Call call;
-      call.group = group_number(*now, group);
-      call.waits = waits(further...);
-      describe_rows(call, output, input);
-      call.sent = sent;
-      call.received = received;
-      return call;
-    };
-    return follow(*now, *what, described, forward);
-  }
-
-  static bool waits(int64_t) { return false; }
-  static bool waits(bool asynchronous, int64_t) { return !asynchronous; }
-
-  // Registers the kernel, if this release of torch has this signature.
-  static bool install(const c10::OperatorHandle& handle, const Operator& given) {
-    try {
-      (void)handle.typed<Signature>();
-    } catch (const c10::Error&) {
-      return false;
+    const Operator& what = operator_;  // this is gone where the hook is removed
+    auto forward = [&] { handle.redispatchBoxed(keys & what.after, stack); };
+    Installed* now = installed.load(std::memory_order_acquire);
+    // A mode or a tensor subclass calls the operator again with the plain tensors that
+    // it sends; meta and fake tensors are not sent.
+    if (now == nullptr || keys.has(c10::DispatchKey::Python) ||
+        keys.has(c10::DispatchKey::Meta)) {
+      return forward();
     }
-    what = &given;
-    library->impl(given.name.c_str(), torch::dispatch(KEY, &call));
-    return true;
+    Call call;
+    here.waiting = -1;
+    here.before = nullptr;
+    try {
+      arrive(*now, what.operation);
+      const auto given = torch::jit::last(*stack, handle.schema().arguments().size());
+      call = describe(*now, what, given.data());
+      record(*now, what, call);
+    } catch (std::exception& error) {
+      failed(*now, what.name, error.what());
+    }
+    if (call.number < 0) return forward();
+    try {
+      forward();
+    } catch (...) {
+      queue.put({RAISED, 3, call.number});
+      throw;
+    }
+    try {
+      const bool works = !stack->empty() && stack->back().isObject();
+      launched(*now, call, works ? stack->back().toCustomClass<c10d::Work>() : nullptr);
+    } catch (std::exception& error) {
+      failed(*now, what.name, error.what());
+    }
   }
+
+  const Operator& operator_;
 };
 
 // ---- wait --------------------------------------------------------------------------
@@ -552,10 +474,6 @@ void install(const py::list& operators, const py::object& arrive,
     const auto& what = *new Operator{  // never destroyed either
         name, given[1].cast<int64_t>(), given[2].cast<int64_t>(),
         given[3].cast<int64_t>(), asynchronous, after};
-    if (name == "alltoall_base_" && (Unboxed<bool, int64_t>::install(*handle, what) ||
-                                     Unboxed<int64_t>::install(*handle, what))) {
-      continue;
-    }
     library->impl(name.c_str(),
                   torch::dispatch(KEY, torch::CppFunction::makeFromBoxedFunctor<Kernel>(
                                            std::make_unique<Kernel>(what))));
@@ -589,12 +507,22 @@ py::tuple take() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<c10::Event, Event>(module, "Event", py::module_local());
+  // Installs a kernel on each operator, given by name, index into OPERATIONS, positions
+  // of the process group and of the input (-1: none).  arrive(operation) returns the
+  // numbers of a new thread and its context, and whether to call it again in the next
+  // call; meet(group) and number(kind, name) those of a group, of a dtype (given by a
+  // tensor) or of an autograd node.  launched is CompletionTracker's, of asynchronous
+  // calls; failed(operator, reason) receives errors of the hook.
   module.def("install", &install);
   module.def("uninstall", &uninstall);
+  // Sets the number of this thread's context.
   module.def("stand", [](int64_t context) { here.context = context; });
+  // wait(original, ended): a method that calls original, and then puts the END of the
+  // thread's synchronous call or, where there is none, calls ended(work, raised).
   module.def("wait", &wait);
+  // Records an event after a call on a device, given the event before it.
   module.def("ended", [](int64_t call, const Event& e) { device_calls.end(call, e); });
-  module.def("put", &put);
-  module.def("take", &take);
-  module.def("calls", [] { return numbers.load(); });
+  module.def("put", &put);    // appends a record (int64 words)
+  module.def("take", &take);  // removes all: bytes, and the number of dropped calls
+  module.def("calls", [] { return numbers.load(); });  // recorded so far
 }

@@ -4,28 +4,7 @@ Entering and leaving a dispatcher kernel written in Python takes 10 to 40 us per
 compiled kernel takes about 1 us.  It is compiled once per version of torch and Python,
 and stored in the Python environment of torch or, if that is not writable, in the user's
 cache; the name of the library identifies torch, Python and the source, so that an
-outdated library is never loaded.  Its functions:
-
-``install(operators, arrive, meet, number, launched, failed)``, ``uninstall()``
-    Install or remove a kernel on each operator, given by name, index into OPERATIONS,
-    and positions of the process group and of the input (-1 for none).
-    ``arrive(operation)`` returns the numbers of a new thread and of its context, and
-    whether to call it again in the next call, ``meet(group)`` and ``number(kind,
-    name)`` return those of a group, a dtype (given by a tensor) or an autograd node.
-    ``launched`` of :class:`.CompletionTracker` is called for asynchronous calls,
-    ``failed(operator, reason)`` for errors of the hook.
-``stand(context)``
-    Set the number of this thread's context.
-``wait(original, ended)``
-    Return a method that calls ``original``, and then puts the END of the thread's
-    synchronous call or, where there is none, calls ``ended(work, raised)``.
-``ended(number, event)``
-    Record an event after a call on a device, given the event before it.
-``put(words)``, ``take()``
-    Append a record (int64 words); remove all and return their bytes and the number of
-    dropped calls, first putting the END of calls that devices have completed.
-``calls()``
-    Return the number of recorded calls.
+outdated library is never loaded.  Its functions are described at the end of its source.
 """
 
 from __future__ import annotations
@@ -40,6 +19,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable
 from functools import lru_cache
+from importlib.machinery import ExtensionFileLoader
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -56,40 +36,33 @@ def load() -> ModuleType | None:
     """Load the compiled hook for this version of torch, or None if it is not built."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "python", "native"):
-        raise CaptureError(
-            f"{VARIABLE} is python or native, not {wanted!r}: unset it to use the "
-            "compiled hook where there is one"
-        )
-    if wanted == "python":
-        return None
-    library = _built()
-    if library is not None:
-        try:
-            return _loaded(library)
-        except ImportError as error:
+        raise CaptureError(f"{VARIABLE} is python or native, not {wanted!r}: unset it")
+    library = None if wanted == "python" else _built()
+    if library is None:
+        if wanted == "native":
             raise CaptureError(
-                f"the compiled hook {library} does not load ({error}): build it again "
-                f"with moetraffic build --force, or set {VARIABLE}=python"
-            ) from None
-    if wanted == "native":
+                f"{VARIABLE} asks for the compiled hook, but none is built for torch "
+                f"{version('torch')}: run moetraffic build"
+            )
+        return None
+    try:
+        return _loaded(library)
+    except ImportError as error:
         raise CaptureError(
-            f"{VARIABLE} asks for the compiled hook, but none is built for torch "
-            f"{version('torch')}: run moetraffic build"
-        )
-    return None
+            f"the compiled hook {library} does not load ({error}): build it again "
+            f"with moetraffic build --force, or set {VARIABLE}=python"
+        ) from None
 
 
 def build_if_possible(say: Callable[[str], None]) -> None:
     """Compile the hook if none is built and the tools are there; never raise."""
     try:
-        if os.environ.get(VARIABLE) != "python" and _built() is None:
-            _check_tools()
+        wanted = os.environ.get(VARIABLE) != "python"
+        if wanted and _built() is None and not _missing_tool():
             say("compiling the hook, once for this torch (about 30 s)")
             build()
     except Exception as error:
-        # the hook in Python records the same
-        if not isinstance(error, MissingTool):
-            say(str(error))
+        say(str(error))  # the hook in Python records the same
 
 
 def build(*, force: bool = False) -> tuple[Path, bool]:
@@ -101,7 +74,11 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
     library = _built()
     if library is not None and not force:
         return library, False
-    _check_tools()
+    if tool := _missing_tool():
+        raise CaptureError(
+            f"compiling the hook needs a C++ compiler and ninja, but {tool} is not on "
+            "the PATH: install it, or capture with the hook in Python"
+        )
     folder, name = _writable_folder(), _name()
     # imported here because the import is slow and only needed for compilation
     from torch.utils import cpp_extension
@@ -134,18 +111,10 @@ def folders() -> tuple[Path, ...]:
     return (own,) if cache is None else (own, cache)
 
 
-class MissingTool(CaptureError):
-    """Raised where a tool that compiles is not installed."""
-
-
 def _name() -> str:
-    about = [
-        SOURCE.read_bytes(),
-        version("torch").encode(),
-        (sysconfig.get_config_var("SOABI") or sys.version).encode(),
-        platform.machine().encode(),
-    ]
-    return f"moetraffic_hook_{hashlib.sha256(b'|'.join(about)).hexdigest()[:16]}"
+    python = sysconfig.get_config_var("SOABI") or sys.version
+    about = f"{SOURCE.read_text()}|{version('torch')}|{python}|{platform.machine()}"
+    return f"moetraffic_hook_{hashlib.sha256(about.encode()).hexdigest()[:16]}"
 
 
 def _built() -> Path | None:
@@ -155,22 +124,17 @@ def _built() -> Path | None:
 
 @lru_cache(maxsize=1)
 def _loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loader = ExtensionFileLoader(path.stem, str(path))
+    spec = importlib.util.spec_from_loader(path.stem, loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
 
 
-def _check_tools() -> None:
-    compiler = os.environ.get("CXX", "c++")
-    for tool, package in ((compiler, "a C++ compiler such as g++"), ("ninja", "ninja")):
-        if shutil.which(tool) is None:
-            raise MissingTool(
-                f"compiling the hook needs {package}, but there is no {tool!r} on the "
-                "PATH: install it, or capture with the hook in Python"
-            )
+def _missing_tool() -> str:
+    tools = (os.environ.get("CXX", "c++"), "ninja")
+    return next((tool for tool in tools if shutil.which(tool) is None), "")
 
 
 def _is_noexec(folder: Path) -> bool:

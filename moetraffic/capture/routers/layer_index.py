@@ -8,7 +8,6 @@ number in its path (3 of ``model.layers.3.mlp.gate``).
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import NamedTuple
@@ -33,12 +32,6 @@ class Position(NamedTuple):
     stack: int  # id of the module that holds the layers, or of the root
     number: int
     length: int  # layers of the stack, 0 if unknown
-
-
-def modules_alive() -> list[nn.Module]:
-    """List all live modules of this process."""
-    # isinstance would resolve lazy proxies
-    return [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
 
 
 def parents_of(modules: Iterable[nn.Module]) -> ParentModules:

@@ -4,15 +4,16 @@ The hooks are objects, so that a hooked model can be copied and pickled: a copy 
 the hooks, and a pickle contains no-op hooks.
 
 In a module that torch compiles, a router's hook becomes one operator of the graph,
-``moetraffic::routed``: it causes no graph break, and passes the router's output
-to the hook when the graph runs.  The operator declares that it mutates a tensor, so
-that dead-code elimination keeps it.
+``moetraffic::routed``, which passes the router's output to the hook when the graph
+runs.  It declares that it mutates a tensor, so that dead-code elimination keeps it.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakValueDictionary, ref
 
@@ -38,10 +39,7 @@ GROUPS = (
 
 
 class _NoHooks:
-    """No-op replacement of pickled hooks."""
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
+    def __call__(self, *_: Any, **__: Any) -> None: ...
 
     enter = leave = __call__
 
@@ -86,13 +84,13 @@ class ObservedRouter(_SharedHooks):
         if self._group is not None and (group := self._group()) is not None:
             return group
         holder = None if self.block is None else self.block.module()
-        values: list[Any] = []
-        for module in (holder, self.module()):
-            for path in GROUPS:
-                value: Any = module
-                for name in path.split("."):
-                    value = getattr(value, name, None)
-                values.append(value)
+        values: list[Any] = [
+            functools.reduce(
+                lambda value, name: getattr(value, name, None), path.split("."), module
+            )
+            for module in (holder, self.module())
+            for path in GROUPS
+        ]
         # transformers shards a layer's experts over a mesh
         experts: Any = getattr(holder, "experts", None)
         if getattr(experts, "_is_expert_parallel", False) is True:
@@ -109,13 +107,6 @@ class ObservedRouter(_SharedHooks):
         return None
 
 
-class _Before(threading.local):
-    """Contexts that running calls of a layer have replaced, None where not replaced."""
-
-    def __init__(self) -> None:
-        self.contexts: list[CallContext | None] = []
-
-
 class LayerHooks(_SharedHooks):
     """Hooks of a MoE layer, which set the layer context while it runs."""
 
@@ -124,7 +115,8 @@ class LayerHooks(_SharedHooks):
     ) -> None:
         self.hooks, self.router = hooks, router
         self.module = ref(module)
-        self._before = _Before()
+        # of each thread: contexts that running calls have replaced, None where not
+        self._before = defaultdict[int, list[CallContext | None]](list)
         self._place = CallContext(linked=True)
         self._holds: bool | None = None  # unknown before the first call
 
@@ -146,15 +138,15 @@ class LayerHooks(_SharedHooks):
                 before = annotate.set_context(self._place)
         except Exception as error:
             # no error of the recording may reach the training
-            self.hooks.failed(error)
-        self._before.contexts.append(before)
+            self.hooks.on_failure(error)
+        self._before[threading.get_ident()].append(before)
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
         """Restore the context before the MoE layer."""
-        contexts = self._before.contexts
-        if torch.compiler.is_compiling() or not contexts:
+        if torch.compiler.is_compiling():
             return
-        if (before := contexts.pop()) is not None:
+        contexts = self._before[threading.get_ident()]
+        if contexts and (before := contexts.pop()) is not None:
             annotate.set_context(before)
 
 
@@ -195,11 +187,12 @@ def _(*_: Any) -> None:
 
 def has_no_values(output: Any) -> bool:
     """Whether an output has no readable values (fake tensor or CUDA graph capture)."""
+    values = output if isinstance(output, (tuple, list)) else (output,)
     return any(
         isinstance(value, FakeTensor)
         or value.is_meta
         or (value.is_cuda and torch.cuda.is_current_stream_capturing())
-        for value in (output if isinstance(output, (tuple, list)) else (output,))
+        for value in values
         if isinstance(value, Tensor)
     )
 

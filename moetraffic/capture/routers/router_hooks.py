@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,14 +22,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from moetraffic.capture import annotate
 from moetraffic.capture.annotate import CallContext, RoutingSink, require
+from moetraffic.capture.model_modules import CONTAINERS, modules_alive
 
 from . import layer_index, router_readers
 from .observed_router import LayerHooks, ObservedRouter, has_no_values, local
 
-log = logging.getLogger("moetraffic")
-
 LABEL = "router"
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 _installed: list[RouterHooks] = []
 
@@ -87,9 +84,9 @@ def router(
 
 
 def watch_routers(
-    on_routing: RoutingSink = annotate.routing,
+    on_routing: RoutingSink,
     *,
-    on_failure: Callable[[str, Exception], Any] | None = None,
+    on_failure: Callable[[Exception], Any] = lambda error: None,
     on_router: Callable[[str, int], Any] = lambda name, k: None,
     choices: bool = False,
 ) -> Callable[[], None]:
@@ -97,17 +94,13 @@ def watch_routers(
 
     ``on_routing`` receives what :func:`.annotate.routing` does (``chosen`` only with
     ``choices``) in a context with the label ``"router"``, and ``on_router`` the name of
-    a router's class and its experts per token, 0 if unknown.  By default, failures are
-    logged.  Nothing is reported for fake tensors, while a CUDA graph is captured, or of
-    layers whose routing the program itself reports.
+    a router's class and its experts per token, 0 if unknown.  Nothing is reported for
+    fake tensors, while a CUDA graph is captured, or of layers whose routing the program
+    itself reports.
     """
-    hooks = RouterHooks(on_routing, on_failure or _log, on_router, choices)
+    hooks = RouterHooks(on_routing, on_failure, on_router, choices)
     hooks.scan()
     return hooks.undo
-
-
-def _log(label: str, error: Exception) -> None:
-    log.warning("the decision of a %s is not recorded: %s", label, error)
 
 
 @dataclass(eq=False)
@@ -115,7 +108,7 @@ class RouterHooks:
     """The hooks installed by one call of :func:`watch_routers`."""
 
     on_routing: RoutingSink
-    on_failure: Callable[[str, Exception], Any]
+    on_failure: Callable[[Exception], Any]
     on_router: Callable[[str, int], Any]
     choices: bool
 
@@ -137,7 +130,7 @@ class RouterHooks:
     def scan(self) -> None:
         """Find the existing routers of the process and install hooks on them."""
         with self._lock:
-            modules = layer_index.modules_alive()
+            modules = modules_alive()
             parents = layer_index.parents_of(modules)
             for module in modules:
                 if router_readers.reader_for(type(module)) is not None:
@@ -161,7 +154,7 @@ class RouterHooks:
                     self._hook(child, parent)
         except Exception as error:
             # no error may prevent the construction of the model
-            self.failed(error)
+            self.on_failure(error)
 
     def _hook(self, module: nn.Module, holder: nn.Module | None) -> None:
         """Install hooks on a router and its parent module."""
@@ -215,7 +208,7 @@ class RouterHooks:
             self.on_routing(layer, decision.demand, decision.dropped, group, **more)
         except Exception as error:
             # no error of the recording may reach the training
-            self.failed(error)
+            self.on_failure(error)
         finally:
             annotate.set_context(before)
 
@@ -228,7 +221,7 @@ class RouterHooks:
         module = entry.module()
         with self._lock:
             if entry.layer < 0 and module is not None:
-                parents = layer_index.parents_of(layer_index.modules_alive())
+                parents = layer_index.parents_of(modules_alive())
                 path = layer_index.path_of(module, parents)
                 root = path[0][0] if path else module
                 parts = [p for p in root.modules() if p in self._routers]
@@ -243,14 +236,8 @@ class RouterHooks:
         return entry.layer
 
     def _reported(self, layer: int, *_: Any) -> None:
-        """Note a layer whose routing is reported by the program, not by a hook."""
-        place = annotate.place()
-        if not (place.linked and place.label == LABEL):
-            self._own_program.add(layer)
-
-    def failed(self, error: Exception) -> None:
-        """Report a router whose output could not be read."""
-        self.on_failure(LABEL, error)
+        """Note a layer whose routing the program reports."""
+        self._own_program.add(layer)
 
     def undo(self) -> None:
         """Remove all hooks on routers and MoE layers."""
@@ -258,15 +245,9 @@ class RouterHooks:
             return
         self._closed = True
         _installed.remove(self)
-        for name in router_readers.unmatched():
-            log.warning(
-                "capture.router names the class %s, but this process has no module of "
-                "it: if it has experts, give the class, or its full name",
-                name,
-            )
         self._undo.close()
         # copied modules have hooks without handles
-        for module in layer_index.modules_alive():
+        for module in modules_alive():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for key, hook in list(hooks.items()):
                     owner: Any = getattr(hook, "__self__", hook)

@@ -94,9 +94,8 @@ def _of_mask(mask: Tensor) -> Decision:
 def experts_per_token(ids: Tensor, inputs: Sequence[Any], experts: int) -> int:
     """Infer k from the shapes of expert ids and of a router's inputs; 0: unknown.
 
-    The first floating-point input ``[..., H]`` has a row for each token.  Without such
-    an input, k is the length of a row of ids ``[T, k]`` on the host whose experts all
-    differ: the ids ``[B, S]`` of top-1 routing have no such rows.
+    Without an input ``[..., H]``, k is the length of a row of ids ``[T, k]`` on the
+    host whose experts all differ: ids ``[B, S]`` of top-1 routing have no such rows.
     """
     tokens, k = _tokens(inputs), 0
     if tokens:
@@ -143,9 +142,9 @@ def _ids(position: int, logits: int | None = None) -> Reader:
     """
 
     def read(module: nn.Module, inputs: Sequence[Any], output: Any) -> Decision:
-        exact = logits is not None
-        experts = output[logits].shape[-1] if exact else experts_of(module)
-        return _of_ids(output[position], experts, inputs, exact=exact)
+        if logits is None:
+            return _of_ids(output[position], experts_of(module), inputs)
+        return _of_ids(output[position], output[logits].shape[-1], inputs, exact=True)
 
     return read
 
@@ -164,11 +163,10 @@ def _largest(scores_of: Callable[[Any], Tensor]) -> Reader:
 
 
 def _megatron(module: nn.Module, inputs: Sequence[Any], output: Any) -> Decision:
-    """Read Megatron-Core's ``(probs, routing_map)``, both ``[T, E]``, after capacity.
+    """Read ``(probs, routing_map)``, both ``[T, E]``, after capacity.
 
-    With padding to capacity, the map also marks padding, whose probability is 0
-    (``apply_router_token_dropping``).  An inference router returns ids instead of the
-    map.
+    Padding to capacity is marked, too, with the probability 0.  An inference router
+    returns ids instead of the map.
     """
     probs, routed = output
     if routed.dtype != torch.bool:
@@ -179,17 +177,10 @@ def _megatron(module: nn.Module, inputs: Sequence[Any], output: Any) -> Decision
     return _of_mask(routed)
 
 
-def _fairscale(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Read sent copies of ``(l_aux, combine, dispatch_mask [T, E, C])``."""
-    sent = output[2].detach().to(torch.bool)
-    return Decision(sent.sum((0, 2)), chosen=lambda: sent.any(2))
-
-
 def _deepspeed(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Read DeepSpeed's demand and drops.
+    """Read ``(l_aux, C, E, indices [k, T], locations, gates, exp_counts [E])``.
 
-    ``(l_aux, C, E, indices [k, T], locations, gates, exp_counts [E])``, an index of -1
-    being a dropped copy. The experts of a token are those of its sent copies.
+    An index of -1 is a dropped copy.
     """
     if len(output) != 7:
         raise ValueError("routers of DeepSpeed are read from release 0.16 on")
@@ -198,24 +189,15 @@ def _deepspeed(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decis
     return Decision(counts, dropped, lambda: ids.reshape(-1, ids.shape[-1]).T)
 
 
-def _switch(module: Any, _inputs: Sequence[Any], output: Any) -> Decision:
-    """Read demand and drops of transformers' Switch: ``(mask [B, S, E], _, logits)``.
-
-    The choice before capacity is recomputed from the logits as in
-    ``SwitchTransformersTop1Router.forward``.
-    """
-    mask, _, logits = output
-    scores = logits.detach().softmax(-1, dtype=module.dtype).to(module.input_dtype)
-    demand = copies(scores.argmax(-1), logits.shape[-1])
-    return Decision(demand, demand - _of_mask(mask).demand)
-
-
 LOGITS_WEIGHTS_IDS = _ids(2, 0)
 """``(logits [T, E], weights [T, k], ids [T, k])``: most routers of transformers 5."""
 
 TRANSFORMERS: dict[str, Reader] = {
     # transformers 5.23, src/transformers/models/*/modeling_*.py
-    "SwitchTransformersTop1Router": _switch,
+    # (mask [B, S, E] after capacity, _, logits)
+    "SwitchTransformersTop1Router": lambda _module, _inputs, output: _of_mask(
+        output[0]
+    ),
     # (mask, weights [T, E], _), weights of 0 being dropped
     "NllbMoeTop2Router": lambda _module, _inputs, output: _of_mask(output[1]),
     "Llama4Router": _largest(lambda output: output[1]),
@@ -235,7 +217,8 @@ READERS: dict[str, Reader] = {
     "deepspeed.*.TopKGate": _deepspeed,
     "deepspeed.*.TokenChoiceTopKRouter": _ids(1),
     # fairscale 0.4.13, fairscale/nn/moe/top2gate.py
-    "fairscale.*.Top2Gate": _fairscale,
+    # (l_aux, combine, sent copies [T, E, C])
+    "fairscale.*.Top2Gate": lambda _module, _inputs, output: _of_mask(output[2].any(2)),
     # torchtitan 0.1 to 0.3, torchtitan/models/common/moe.py (before: models/moe/moe.py)
     "torchtitan.*.TokenChoiceTopKRouter": _ids(1),
     **{f"transformers.models.*.{kind}": r for kind, r in TRANSFORMERS.items()},
@@ -252,21 +235,17 @@ READERS: dict[str, Reader] = {
 
 _registered: dict[str, Reader] = {}
 """Readers registered by users, which take precedence over the table."""
-_unmatched: set[str] = set()
-"""Names of registered classes of which no module has been seen."""
 _by_class: WeakKeyDictionary[type, Reader | None] = WeakKeyDictionary()
 
 
 def register(name: str, reader: Reader) -> Callable[[], None]:
     """Register a reader for a router class; return the function that removes it."""
     _registered[name] = reader
-    _unmatched.add(name)
     _by_class.clear()
 
     def undo() -> None:
         if _registered.get(name) is reader:
             del _registered[name]
-            _unmatched.discard(name)
             _by_class.clear()
 
     return undo
@@ -276,22 +255,16 @@ def reader_for(kind: type) -> Reader | None:
     """Find the reader of a module's class; None if it is not a known router."""
     if kind in _by_class:
         return _by_class.get(kind)
-    match: Reader | None = None
-    readers = (_registered, READERS, _installed())
-    patterns = [item for table in readers for item in table.items()]
-    for ancestor in itertools.takewhile(lambda c: c is not nn.Module, kind.__mro__):
-        name = full_name(ancestor)
-        for pattern, reader in patterns:
-            if match is None and fnmatchcase(name, pattern):
-                _unmatched.discard(pattern)
-                match = reader
-    _by_class[kind] = match
+    tables = (_registered, READERS, _installed())
+    matches = (
+        reader
+        for ancestor in itertools.takewhile(lambda c: c is not nn.Module, kind.__mro__)
+        for table in tables
+        for pattern, reader in table.items()
+        if fnmatchcase(full_name(ancestor), pattern)
+    )
+    match = _by_class[kind] = next(matches, None)
     return match
-
-
-def unmatched() -> list[str]:
-    """Return the registered names that no module's class has had so far."""
-    return sorted(_unmatched)
 
 
 def full_name(kind: type) -> str:

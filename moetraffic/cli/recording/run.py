@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -90,6 +92,8 @@ def run(
         print(hook_environment.exports(hook))
         return
     assert command is not None
+    if Path(command[0]).suffix == ".py" and not os.access(command[0], os.X_OK):
+        command = [sys.executable, *command]
     # torch takes a second to import
     from moetraffic.capture.hook import native
 

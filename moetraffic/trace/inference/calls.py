@@ -47,6 +47,13 @@ class Calls:
         return self.where([s.operation == ALL_TO_ALL for s in self.sites])
 
     @cached_property
+    def bare(self) -> Bool:
+        """Mask of the all-to-alls without an annotated phase or label, ``[n]``."""
+        return self.exchange & self.where(
+            [not (s.phase or s.label) for s in self.sites]
+        )
+
+    @cached_property
     def between_stages(self) -> Bool:
         """Mask of the sends and receives, ``[n]``."""
         return self.where([s.peers != (-1, -1) for s in self.sites])
@@ -98,6 +105,8 @@ def gather_calls(record: Record, rank: int) -> Calls:
     )[local]
     for w, rows in record.ranks[rank].splits.items():
         calls = np.flatnonzero(width == w)
+        if not len(calls):
+            continue
         payload, swapped = table["payload"][calls], table["transposed"][calls] == 1
         *prints, sizes, evens = _fingerprints(rows)
         for target, values in zip((volume, share), prints, strict=True):

@@ -1,12 +1,10 @@
 """Infer the steps, layers and phases of a run that was not annotated.
 
-1. Number the layers of routers as the program annotates their all-to-alls
-   (``router_layers``).
-2. Number the steps where the program did not mark them (``numbering``, ``period``), and
-   combine them with the program's own step markers.
-3. Classify all-to-alls as dispatches, combines and their gradients, and assign them to
-   layers (``programs``, ``phases``, ``gradients``, ``names``).
-4. Assign routings that a hook on a router reported to the group of their layer.
+1. Number the steps where neither the program nor an optimizer marked them (``period``).
+2. Match gradients with their forward calls (``gradients``), and find dispatches and
+   combines among the calls of each module (``units``).
+3. Make evaluations iterations of their own (``evaluations``), and number layers
+   (``layers``, ``routers``).
 
 Annotations are kept.  The meta's ``schedule`` states what was inferred and what is
 unknown.
@@ -15,324 +13,311 @@ unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from moetraffic.arrays import Bool
-from moetraffic.trace.merge.rank_record import RANK_STEP, Record
+from moetraffic.arrays import Int64
+from moetraffic.trace.merge.rank_record import RANK_STEP, CallingModule, Record
 from moetraffic.trace.model import (
     ALL_TO_ALL,
-    PLACEMENT,
     ROUTING,
     UNKNOWN_TIME,
-    Group,
-    Site,
     SiteNumbers,
     Source,
 )
 
+from .agreement import agree
 from .calls import Calls, gather_calls
-from .evidence import linked_forward, recorded_by_autograd
-from .names import Naming, find_names
-from .numbering import number_steps
-from .period import NumberedSteps
-from .router_layers import ROUTER, with_annotated_layers, without_read_routings
-from .step_markers import check_sampling, unmarked_steps
+from .evaluations import (
+    annotated_units,
+    trained_units,
+    unclear_iterations,
+    with_evaluations,
+)
+from .gradients import forward_calls
+from .layers import Layers, number_layers
+from .period import number_steps
+from .routers import (
+    with_annotated_layers,
+    with_groups,
+    with_router_layers,
+    without_read_routings,
+)
+from .units import Unit, find_roles, gather_units
 
-TRAINED = 0.5  # minimum share of steps with a backward for classifying the others
 LONGEST = 2000  # longest text of the remarks, in characters
+GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}
+DIRECTIONS = "phases are unknown where the direction of a call is unknown"
+STEPS = "layers are unknown where steps are"
+UNCLEAR = (
+    "phases are unknown in iterations with forward passes that have no backward pass"
+)
+UNPLACED = (
+    "phases are unknown where no module, router or annotation shows the layer of a "
+    "call (register the router's class with capture.router)"
+)
 
 
-def infer_schedule(record: Record) -> Record:
+@dataclass(frozen=True, kw_only=True)
+class Name:
+    """What is inferred of a call; without a layer, the module alone is known."""
+
+    phase: str = ""
+    label: str = ""
+    layer: int = -1
+    module: str = ""
+    stage: int = -1
+
+
+@dataclass
+class _Names:
+    """Numbered names, and the name of each call by rank, -1 for none."""
+
+    names: dict[Name, int] = field(default_factory=dict)
+    of_call: dict[int, Int64] = field(default_factory=dict)
+
+    def number(self, name: Name) -> int:
+        return self.names.setdefault(name, len(self.names))
+
+
+def infer_schedule(record: Record, *, split: bool = True) -> Record:
     """Number unmarked steps and infer the phases of unannotated all-to-alls.
 
     The calls stay in the same order; the ``schedule`` of the metadata states what was
-    inferred.
+    inferred.  ``split``: evaluations within training iterations become their own.
     """
-    record = without_read_routings(check_sampling(record))
-    record, unmatched = with_annotated_layers(record)
-    marked = not (record.calls["iteration"] < 0).any()
-    if marked and not (any(map(_unnamed, record.sites)) or _misplaced(record)):
-        remarks = [unmarked_steps(record), unmatched]
-        return _with_schedule(_infer_kinds(record), remarks)
+    record, unmatched = with_annotated_layers(without_read_routings(record))
+    remarks = [unmatched]
+    if record.meta.every > 1 and not len(record.steps):
+        # no step ended: then all calls are recorded
+        record = replace(record, meta=replace(record.meta, every=1))
+    exchanged = any(s.operation == ALL_TO_ALL for s in record.sites)
+    if (record.calls["iteration"] < 0).any():
+        record, remark = _with_numbered_steps(record)
+        remarks.append(remark)
+    if exchanged:
+        record, more = _with_names(record, split=split)
+        remarks += more
+    schedule = "; ".join(r for r in dict.fromkeys(remarks) if r)[:LONGEST]
+    return replace(with_groups(record), meta=replace(record.meta, schedule=schedule))
+
+
+def _with_numbered_steps(record: Record) -> tuple[Record, str]:
+    """Number the steps of a run without marks, with a remark."""
     every = [gather_calls(record, rank) for rank in record.ranks]
-    numbered: Mapping[int, NumberedSteps] | None = None
-    if not marked or (_steps_bare(record) and record.meta.every == 1):
-        numbered = number_steps(every)
-    if marked and (numbered is None or not _hide_evaluations(record, numbered)):
-        numbered = None
-    inferred, remarks = numbered is not None, list[str]()
-    if numbered is not None:
-        kinds = max((n.kinds for n in numbered.values()), key=len)
-        counts = [f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)]
-        remarks = [f"steps inferred from the period of the calls: {', '.join(counts)}"]
-    else:
-        remarks = [unmarked_steps(record)]
-        # without markers, all calls form one step
-        steps = [np.where(marked, c.table["iteration"], 0) for c in every]
-        numbered = {
-            c.rank: NumberedSteps(step=step.astype(np.int64), kinds=(), whole=())
-            for c, step in zip(every, steps, strict=True)
-        }
-        if not marked:
-            remarks = ["steps could not be inferred from the order of the calls"]
-    meta = record.meta
+    numbered = number_steps(every)
+    if numbered is None:
+        return record, "steps could not be inferred from the order of the calls"
+    table, rows = record.calls.copy(), list[Any]()
+    for calls in every:
+        steps, whole = numbered[calls.rank]
+        table["iteration"][calls.place] = steps
+        # what precedes the first call of a pass is set-up, and no part of a step
+        of_pass = calls.exchange | calls.routing | calls.backward
+        set_up = np.arange(len(steps)) < np.argmax(of_pass)
+        for number in range(int(steps.max(initial=-1)) + whole):
+            own = calls.table[(steps == number) & ~set_up]
+            times = np.concatenate([own["issue"], own["end"]])
+            times = times[times != UNKNOWN_TIME]
+            span = (times.min(), times.max()) if len(times) else (UNKNOWN_TIME,) * 2
+            made = (Source.INFERRED, "train", calls.rank)
+            rows.append((number, np.nan, -1, *span, *made))
+    record = replace(record, calls=table, steps=np.array(rows, RANK_STEP))
+    return record, "steps inferred from the period of the calls"
+
+
+def _with_names(record: Record, *, split: bool) -> tuple[Record, list[str]]:
+    """Infer evaluations, phases and layers, with remarks."""
+    every = [gather_calls(record, rank) for rank in record.ranks]
+    modules = {rank: r.modules for rank, r in record.ranks.items()}
+    partner = {calls.rank: forward_calls(calls) for calls in every}
+    units, annotated, trained = list[Unit](), list[Unit](), dict[int, bool]()
+    unclear = set[int]()  # iterations
+    for calls in every:
+        own = partner[calls.rank]
+        gradient = np.full(len(own), len(own))
+        linked = np.flatnonzero(own >= 0)[::-1]
+        gradient[own[linked]] = linked  # the first one of each
+        units += gather_units(calls, gradient)
     routed = any(s.operation == ROUTING for s in record.sites)
-    mixture = bool(meta.experts or meta.workload or routed)
-    known = inferred or marked
-    naming = find_names(every, numbered, mixture=mixture, steps_known=known)
-    remarks += [*_names_found(every, naming), unmatched]
-    record = _with_names(record, every, naming)
-    if inferred:
-        record = _with_inferred_steps(record, every, numbered)
-    elif marked:
-        record = _infer_kinds(record)
-    return _with_schedule(record, remarks)
+    mixture = bool(record.meta.experts or record.meta.workload or routed)
+    why_not = find_roles(every, units, mixture=mixture)
+    for calls in every:
+        stated = annotated_units(calls)
+        own_units = [u for u in units if u.rank == calls.rank and u.dispatches]
+        annotated += stated
+        facts = partner[calls.rank], modules[calls.rank]
+        trained |= trained_units(calls, own_units + stated, *facts)
+        ended = record.steps["iteration"][record.steps["rank"] == calls.rank]
+        unclear |= unclear_iterations(own_units, *facts, trained) & set(ended.tolist())
+    named = [unit for unit in units if unit.dispatches]
+    if split and len(record.steps):
+        record = with_evaluations(record, every, named + annotated, trained)
+    layers = number_layers(every, modules, named, trained)
+    clear = [unit for unit in named if unit.iteration not in unclear]
+    if (record.calls["iteration"] < 0).any():
+        names = _name_units(every, modules, [], layers)
+        layers = replace(layers, remarks=(STEPS,))
+    else:
+        names = _name_units(every, modules, clear, layers)
+    _name_gradients(every, partner, names)
+    remarks = [text for text in (why_not, *layers.remarks) if text]
+    if any(
+        calls.where([not s.direction for s in calls.sites]).any() for calls in every
+    ):
+        remarks.append(DIRECTIONS)
+    if unclear:
+        remarks.append(UNCLEAR)
+    if not remarks and _unplaced(every, units):
+        remarks.append(UNPLACED)
+    if differ := agree(every, names.of_call):
+        remarks.append(
+            f"{differ} all-to-all calls have no phase: their members' calls imply "
+            "different ones"
+        )
+    steps = record.steps
+    inferred = (steps["kind"] == "evaluation") & (steps["source"] == Source.INFERRED)
+    if inferred.any():
+        count = len(np.unique(steps["iteration"][inferred]))
+        remarks.append(f"evaluations inferred from passes without a gradient: {count}")
+    remarks = [*_kinds_named(every, names), *remarks]
+    _name_modules(every, modules, names)
+    record = with_router_layers(record, layers.of_router)
+    return _with_sites(record, every, names), remarks
 
 
-def _with_schedule(record: Record, remarks: Sequence[str]) -> Record:
-    """Set what was inferred, and what is unknown, in the metadata."""
-    schedule = "; ".join(r for r in remarks if r)[:LONGEST]
-    return replace(record, meta=replace(record.meta, schedule=schedule))
-
-
-def _unnamed(site: Site) -> bool:
-    return site.operation == ALL_TO_ALL and not site.phase and not site.label
-
-
-def _unbound(site: Site, record: Record) -> bool:
-    """Whether a routing may be of another group: a hook does not know the group.
-
-    A program that reports a routing without a group reports it for all ranks; an
-    imported file names them.
-    """
-    ranks, meta = record.groups[site.group].ranks, record.meta
-    every = len(ranks) == meta.world and meta.origin == "captured"
-    return site.operation == ROUTING and (site.label == ROUTER or every)
-
-
-def _misplaced(record: Record) -> bool:
-    """Whether a routing may be of another group than that of its layer's dispatch."""
-    sites = record.sites
-    group = {s.layer: s.group for s in sites if s.phase == "dispatch"}
+def _unplaced(every: Sequence[Calls], units: Sequence[Unit]) -> bool:
+    """Return whether a forward call without annotation is of no unit."""
+    placed = {(unit.rank, call) for unit in units for call in unit.calls}
     return any(
-        _unbound(s, record)
-        and (s.label == ROUTER or group.get(s.layer, s.group) != s.group)
-        for s in sites
+        (calls.rank, call) not in placed
+        for calls in every
+        for call in np.flatnonzero(calls.bare & ~calls.backward).tolist()
     )
 
 
-def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
+def _name_units(
+    every: Sequence[Calls],
+    modules: Mapping[int, Sequence[CallingModule]],
+    units: Sequence[Unit],
+    layers: Layers,
+) -> _Names:
+    """Name the forward and recomputed calls of all units."""
+    names = _Names()
+    for calls in every:
+        names.of_call[calls.rank] = np.full(len(calls.table), -1)
+    for unit in units:
+        layer = layers.layer(unit)
+        if layer < 0 or unit.has_several:
+            continue
+        module = CallingModule(name="", model=-1, order=())
+        if unit.module:
+            module = modules[unit.rank][unit.module - 1]
+        for call, role in zip(unit.calls, unit.roles, strict=True):
+            if role.phase or role.label:
+                name = Name(
+                    phase=role.phase,
+                    label=role.label,
+                    layer=layer,
+                    module=module.name,
+                    stage=module.stage,
+                )
+                names.of_call[unit.rank][call] = names.number(name)
+    return names
+
+
+def _name_modules(
+    every: Sequence[Calls],
+    modules: Mapping[int, Sequence[CallingModule]],
+    names: _Names,
+) -> None:
+    """Name the module of calls of which nothing else is known."""
+    for calls in every:
+        of_call, module_call = names.of_call[calls.rank], calls.table["module_call"]
+        for call in np.unique(module_call[module_call > 0]).tolist():
+            module = modules[calls.rank][(call >> 1) - 1]
+            number = names.number(Name(module=module.name, stage=module.stage))
+            of_call[(module_call == call) & (of_call < 0)] = number
+
+
+def _name_gradients(
+    every: Sequence[Calls], partner: Mapping[int, Int64], names: _Names
+) -> None:
+    """Name gradients as the calls that they are of."""
+    listed = list(names.names)
+    for calls in every:
+        of_call = names.of_call[calls.rank]
+        own = np.flatnonzero((partner[calls.rank] >= 0) & calls.bare)
+        for call in own.tolist():
+            number = int(of_call[partner[calls.rank][call]])
+            site = calls.sites[calls.table["site"][partner[calls.rank][call]]]
+            if number >= 0:
+                name = listed[number]
+            elif site.phase and site.layer >= 0:
+                name = Name(phase=site.phase, layer=site.layer)
+            else:
+                continue
+            name = replace(name, phase=GRADIENT[name.phase])
+            of_call[call] = names.number(name)
+
+
+def _kinds_named(every: Sequence[Calls], names: _Names) -> list[str]:
     """Describe how many all-to-alls have an inferred phase, as remarks.
 
     Each member of a group counts for its share of a call.
     """
+    listed, kinds = list(names.names), dict[str, None]()
+    known = np.array([n.layer >= 0 for n in listed] + [False], bool)
     named = left = 0.0
-    kinds: dict[str, None] = {}
     for calls in every:
-        mine = naming.of_call[calls.rank]
-        bare = calls.exchange & calls.where([_unnamed(s) for s in calls.sites])
         share = np.array([1 / len(calls.groups[s.group].ranks) for s in calls.sites])
         shares = share[calls.table["site"]]
-        named += float(shares[bare & (mine >= 0)].sum())
-        left += float(shares[bare & (mine < 0)].sum())
-        for number in np.unique(mine[mine >= 0]).tolist():
-            phase, _, label = naming.names[number]
-            kinds.setdefault(phase or label)
+        of_call = names.of_call[calls.rank]
+        named += float(shares[calls.bare & known[of_call]].sum())
+        left += float(shares[calls.bare & ~known[of_call]].sum())
+        for number in np.unique(of_call[known[of_call]]).tolist():
+            kinds.setdefault(listed[number].phase or listed[number].label)
     remarks = []
     if named:
         remarks.append(
             f"{', '.join(kinds)} inferred from order and bytes of the all-to-alls"
         )
     if left:
-        of = max(1, round(named + left))
+        total = max(1, round(named + left))
         remarks.append(
-            f"phase unknown for {max(1, round(left))} of {of} all-to-alls without "
+            f"phase unknown for {max(1, round(left))} of {total} all-to-alls without "
             "annotation"
         )
-    return remarks + list(naming.remarks)
+    return remarks
 
 
-def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Record:
-    """Assign inferred sites to calls, and routings to their layer's group."""
-    sites = SiteNumbers(record.sites)
-    table, placements = record.calls.copy(), record.placements
-    numbers = {group: number for number, group in enumerate(record.groups)}
-    rebound = np.zeros(len(placements), bool)
+def _with_sites(record: Record, every: Sequence[Calls], names: _Names) -> Record:
+    """Give calls the sites with their inferred names."""
+    sites, table = SiteNumbers(record.sites), record.calls.copy()
+    listed = list(names.names)
     for calls in every:
-        names = naming.of_call[calls.rank]
-        groups = _groups_of_layers(calls, naming)
-        pairs, at = np.unique(
-            np.stack([calls.table["site"], names]), axis=1, return_inverse=True
+        current = table["site"][calls.place]
+        pairs, place = np.unique(
+            np.stack([current, names.of_call[calls.rank]]), axis=1, return_inverse=True
         )
-        new = []
-        for old, name in pairs.T.tolist():
-            site = calls.sites[old]
-            group = groups.get(site.layer)
-            if name >= 0:
-                phase, layer, label = naming.names[name]
+        numbers = []
+        for number, name_number in pairs.T.tolist():
+            if name_number < 0:
+                numbers.append(number)
+                continue
+            name, site = listed[name_number], sites.sites[number]
+            stated = site.layer >= 0 and site.source == Source.ANNOTATED
+            site = replace(site, module=name.module, stage=name.stage)
+            if name.layer >= 0 and not site.phase:
                 site = replace(
                     site,
-                    phase=phase,
-                    layer=layer,
-                    label=label,
+                    phase=name.phase,
+                    layer=site.layer if stated else name.layer,
+                    label=site.label or name.label,
                     source=Source.INFERRED,
                 )
-            elif (
-                _unbound(site, record) and group and group != record.groups[site.group]
-            ):
-                placements = _rebound(placements, site, numbers[group], record.groups)
-                wide = record.placements
-                rebound |= (wide["group"] == site.group) & (wide["layer"] == site.layer)
-                site = replace(site, group=numbers[group])
-            new.append(sites.add(site))
-        table["site"][calls.place] = np.array(new, np.int64)[at.reshape(-1)]
-    kept = np.ones(len(placements), bool)
-    kept[: len(rebound)] = ~rebound
-    members = [record.groups[s.group].ranks for s in sites.sites]
-    pairs, at = np.unique(
-        np.stack([table["site"], table["rank"]]), axis=1, return_inverse=True
-    )
-    member = [members[site].index(rank) for site, rank in pairs.T.tolist()]
-    table["member"] = np.array(member, np.int64)[at.reshape(-1)]
-    return replace(
-        record, calls=table, sites=tuple(sites.sites), placements=placements[kept]
-    )
-
-
-def _groups_of_layers(calls: Calls, naming: Naming) -> dict[int, Group]:
-    """Return the process group of each layer's annotated or inferred dispatch."""
-    found: dict[int, Group] = {}
-    for site in calls.sites:
-        if site.phase == "dispatch":
-            found.setdefault(site.layer, calls.groups[site.group])
-    names = naming.of_call[calls.rank]
-    pairs, first = np.unique(
-        np.stack([calls.table["site"], names]), axis=1, return_index=True
-    )
-    for site, name in pairs[:, np.argsort(first)].T.tolist():
-        phase, layer, _ = naming.names[name] if name >= 0 else ("", -1, "")
-        if phase == "dispatch":
-            found.setdefault(layer, calls.groups[calls.sites[site].group])
-    return found
-
-
-def _rebound(rows: Any, site: Site, after: int, groups: Sequence[Group]) -> Any:
-    """Move the expert placement of a routing's layer to the group of its dispatch.
-
-    A contiguous placement stays contiguous on the new group; others keep group ranks.
-    """
-    experts = site.experts
-    wide, ranks = groups[site.group].ranks, groups[after].ranks
-    ours = (rows["group"] == after) & (rows["layer"] == site.layer)
-    mine = (rows["group"] == site.group) & (rows["layer"] == site.layer)
-    if ours.any():
-        return rows
-    holders: list[int] = []
-    if mine.sum() == experts:
-        members = [wide.index(r) for r in rows["rank"][mine].tolist()]
-        contiguous = [e * len(wide) // experts for e in range(experts)]
-        if members != contiguous and max(members) < len(ranks):
-            holders = members
-    if not holders and experts % len(ranks) == 0:
-        holders = [e * len(ranks) // experts for e in range(experts)]
-    fresh = np.array(
-        [(after, site.layer, e, 0, ranks[m], 0) for e, m in enumerate(holders)],
-        PLACEMENT,
-    )
-    return np.concatenate([rows, fresh])
-
-
-def _steps_bare(record: Record) -> bool:
-    """Return whether the marked steps lack losses, token counts and kinds."""
-    steps = record.steps
-    return bool(
-        np.isnan(steps["loss"]).all()
-        and (steps["tokens"] < 0).all()
-        and (steps["kind"] == "train").all()
-    )
-
-
-def _hide_evaluations(record: Record, numbered: Mapping[int, NumberedSteps]) -> bool:
-    """Return whether the marked steps contain unmarked, inferred evaluations.
-
-    An optimizer marks the steps that it takes: an evaluation in between is recorded as
-    part of the step after it.
-    """
-    for rank, found in numbered.items():
-        marked = int((record.steps["rank"] == rank).sum())
-        evaluated = found.kinds.count("evaluation")
-        if not evaluated or len(found.kinds) - evaluated != marked:
-            return False
-    return True
-
-
-def _infer_kinds(record: Record) -> Record:
-    """Classify marked training steps without a backward as evaluation or skipped.
-
-    In a run whose steps have backward calls, a step without one is an evaluation if it
-    has all-to-alls or routings that autograd is not known to have recorded, and was
-    skipped if it has no call at all.
-    """
-    steps = record.steps.copy()
-    when = steps["iteration"]
-
-    def with_calls(mask: Bool | slice) -> Bool:
-        return np.isin(when, record.calls["iteration"][mask])
-
-    exchanged = [s.operation in (ALL_TO_ALL, ROUTING) for s in record.sites]
-    again = [s.direction in ("backward", "recompute") for s in record.sites]
-    backward = with_calls(record.site_mask(again))
-    trained = len(np.unique(when[backward]))
-    if not trained or trained < TRAINED * len(np.unique(when)):
-        return record
-    lacking = (steps["kind"] == "train") & ~backward
-    shown = with_calls(record.site_mask(exchanged))
-    recorded = with_calls(_recorded(record, record.site_mask(exchanged)))
-    for kind, changed in (
-        ("evaluation", lacking & shown & ~recorded),
-        ("skipped", lacking & ~with_calls(slice(None))),
-    ):
-        steps["kind"][changed], steps["source"][changed] = kind, Source.INFERRED
-    return replace(record, steps=steps)
-
-
-def _recorded(record: Record, wanted: Bool) -> Bool:
-    """Return a mask of the wanted forward calls that autograd recorded, ``[n]``."""
-    recorded = np.zeros(len(record.calls), bool)
-    forward = record.site_mask([s.direction == "forward" for s in record.sites])
-    backward = record.site_mask([s.direction == "backward" for s in record.sites])
-    for rank in record.ranks:
-        own = record.calls_of[rank]
-        calls, ahead = record.calls[own], forward[own]
-        of_backward = linked_forward(ahead, backward[own], calls["link"])
-        recorded[own] = recorded_by_autograd(
-            ahead & wanted[own], calls["grad"], of_backward
-        )
-    return recorded
-
-
-def _with_inferred_steps(
-    record: Record, every: Sequence[Calls], numbered: Mapping[int, NumberedSteps]
-) -> Record:
-    """Assign inferred step numbers to calls, and list the complete steps."""
-    table, rows = record.calls.copy(), []
-    for calls in every:
-        steps = numbered[calls.rank]
-        table["iteration"][calls.place] = steps.step
-        # steps never decrease
-        ends = np.searchsorted(steps.step, np.arange(len(steps.whole) + 1))
-        # what precedes the first call of a pass is set-up, and no part of a step
-        of_pass = calls.exchange | calls.routing | calls.backward
-        ends[:1] = np.maximum(ends[:1], np.argmax(of_pass))
-        for number, whole in enumerate(steps.whole):
-            own = calls.table[ends[number] : ends[number + 1]]
-            if whole and len(own):
-                times = np.concatenate([own["issue"], own["end"]])
-                times = times[times != UNKNOWN_TIME]
-                span = (times.min(), times.max()) if len(times) else (UNKNOWN_TIME,) * 2
-                made = (Source.INFERRED, steps.kinds[number], calls.rank)
-                rows.append((number, np.nan, -1, *span, *made))
-    return replace(record, calls=table, steps=np.array(rows, RANK_STEP))
+            numbers.append(sites.add(site))
+        table["site"][calls.place] = np.array(numbers, np.int64)[place.reshape(-1)]
+    return replace(record, calls=table, sites=tuple(sites.sites))

@@ -1,192 +1,203 @@
-"""Number the MoE layers that the calls of a forward pass belong to.
+"""Number the MoE layers that calls belong to, by the modules that make them.
 
-Layers are the blocks of the model that make the calls, in the order of their first
-calls, after the layers of earlier pipeline stages.  The order of the calls alone does
-not determine layers: two micro-batches before their common backward pass, or two chunks
-that alternate, look like one pass of twice as many layers.  Where blocks were not
-recorded, or one call of a block makes several dispatches, layers are unknown.
+A layer is a module of the model.  Layers have the numbers that routers report or, if
+not all have a router, are counted from 0 on in the order of the model's definition.
+Layers of a pipeline stage are counted after those of earlier stages: torch's pipelines
+state the stage, and in other programs it follows from what ranks send each other.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from moetraffic.arrays import Bool
+from moetraffic.trace.merge.rank_record import CallingModule
 
 from .calls import Calls
-from .gradients import Reading
-from .phases import UNREACHED
+from .units import Unit
 
-ALTERNATE = (
-    "layers are unknown where several forward passes (of micro-batches, chunks or an "
-    "evaluation) precede a backward pass, unless a router reports its layer"
-)
-BLOCKS = (
-    "layers are unknown where the block of the model that calls was not recorded, or "
-    "makes several dispatches, unless a router reports its layer"
+MODULES = (
+    "layers are unknown where no module of the model makes the calls, or one call of a "
+    "module makes several dispatches (report them with capture.at)"
 )
 STAGES = (
-    "layers are unknown: it is unclear which stages of the pipeline each rank computes"
+    "layers are unknown: it is unclear which stages of the pipeline each rank computes "
+    "(report them with capture.at)"
 )
-STEPS = "layers are unknown where neither steps nor backward passes were recorded"
 REPORTED = "layers are unknown where no router reports them, as others do"
+
+Model = tuple[int, int]  # rank, and number of the model in its process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """Inferred layers of the forward passes of all ranks."""
+    """Layers by rank and module, and the layers that routers report."""
 
-    found: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
-    """Layer of each unit by reading and rank, -1: unknown."""
+    of_module: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """By rank and number of the module."""
+    of_router: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """By rank and reported layer, where they differ; -1: unknown."""
     remarks: tuple[str, ...] = ()
 
-    def of_units(self, reading: Reading, rank: int) -> tuple[int, ...]:
-        """Return the layers of a reading's units on a rank, -1 for unknown ones."""
-        unknown = (-1,) * len(reading.units)
-        return self.found.get((id(reading), rank), unknown)
+    def layer(self, unit: Unit) -> int:
+        """Return the layer of a unit, -1 if it is unknown."""
+        if unit.layer >= 0 and not unit.linked:
+            return unit.layer
+        if unit.layer >= 0:
+            return self.of_router.get(unit.rank, {}).get(unit.layer, unit.layer)
+        return self.of_module.get((unit.rank, unit.module), -1)
 
 
-def find_layers(
-    every: Sequence[Calls], readings: Sequence[Reading], *, steps_known: bool
+def number_layers(
+    every: Sequence[Calls],
+    modules: Mapping[int, Sequence[CallingModule]],
+    units: Sequence[Unit],
+    trained: Mapping[int, bool],
 ) -> Layers:
-    """Infer the layers of all ranks' forward passes."""
-    if all(unit.layer >= 0 for reading in readings for unit in reading.units):
-        return Layers()
-    before = _stage_before(every)
-    if before is None:
-        return Layers(remarks=(STAGES,))
-    own: dict[int, list[Reading]] = {c.rank: [] for c in every}
-    for reading in readings:
-        for rank in np.unique(reading.program.rank).tolist():
-            if reading.units:
-                own[rank].append(reading)
-    of_rank = {rank: _of_rank(mine, rank) for rank, mine in own.items()}
-    if not steps_known:
-        of_rank |= {r: (None, STEPS) for r, mine in own.items() if not _trained(mine)}
-    remarks = tuple(dict.fromkeys(why for _, why in of_rank.values() if why))
-    layers = {rank: of for rank, (of, _) in of_rank.items() if of is not None}
-    depth = {
-        rank: 1 + max((n for one in of for n in one), default=-1)
-        for rank, of in layers.items()
+    """Number the layers of all ranks.
+
+    ``modules`` are those of each rank; ``trained`` is whether each unit, by its ``id``,
+    is part of a training pass: models that train and evaluate are counted apart.
+    """
+    named = [unit for unit in units if unit.dispatches]
+    several = {(u.rank, u.module) for u in named if u.has_several}
+    by_module: dict[tuple[int, int], list[Unit]] = defaultdict(list)
+    for unit in named:
+        if unit.module and (unit.rank, unit.module) not in several:
+            by_module[unit.rank, unit.module].append(unit)
+    reported = _reported(by_module, units)
+    remarks = [MODULES] if several else []
+    # modules of each model in the order of its definition
+    models: dict[Model, list[int]] = defaultdict(list)
+    for rank, module in by_module:
+        models[rank, modules[rank][module - 1].model].append(module)
+    for (rank, _), members in models.items():
+        members.sort(key=lambda m: modules[rank][m - 1].order)
+    transfers = {c.rank: _transfers(c) for c in every}
+    piped = any(transfer.any() for transfer in transfers.values())
+    first: Mapping[Model, int] | None
+    if not piped:
+        first = _after_each_other(models, by_module, trained)
+    else:
+        first = _after_stages(models, modules, transfers, every)
+    local = piped and _overlap(every, transfers, reported)
+    counted = {}
+    if first is not None:
+        counted = {
+            (rank, module): first[rank, model] + place
+            for (rank, model), members in models.items()
+            for place, module in enumerate(members)
+        }
+    if not local and reported.keys() >= by_module.keys():
+        return Layers(of_module=reported, remarks=tuple(remarks))
+    if local or all(counted.get(m) == layer for m, layer in reported.items()):
+        if first is None and models:
+            remarks.append(STAGES)
+        of_router: dict[int, dict[int, int]] = defaultdict(dict)
+        for (rank, module), layer in reported.items():
+            of_router[rank][layer] = counted.get((rank, module), -1)
+        return Layers(of_module=counted, of_router=of_router, remarks=tuple(remarks))
+    if by_module:
+        remarks.append(REPORTED)
+    return Layers(of_module=reported, remarks=tuple(remarks))
+
+
+def _reported(
+    by_module: Mapping[tuple[int, int], Sequence[Unit]], units: Sequence[Unit]
+) -> dict[tuple[int, int], int]:
+    """Return the layer that a hook or router reports for each module, if the same."""
+    layers: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for unit in units:
+        if (unit.rank, unit.module) in by_module and not unit.recomputed:
+            layers[unit.rank, unit.module].add(unit.layer)
+    known = {m: next(iter(n)) for m, n in layers.items() if len(n) == 1 and min(n) >= 0}
+    # one layer is one module
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    for (rank, _), layer in known.items():
+        counts[rank, layer] += 1
+    return {m: n for m, n in known.items() if counts[m[0], n] == 1}
+
+
+def _after_each_other(
+    models: Mapping[Model, Sequence[int]],
+    by_module: Mapping[tuple[int, int], Sequence[Unit]],
+    trained: Mapping[int, bool],
+) -> dict[Model, int]:
+    """Return the first layer of each model.
+
+    Models that are called in one iteration follow each other; others are copies, whose
+    layers are counted from 0 on.
+    """
+    begin: dict[Model, int] = {}
+    for rank in sorted({rank for rank, _ in models}):
+        own = [model for model in models if model[0] == rank]
+        passes = {
+            model: {
+                (unit.iteration, trained[id(unit)])
+                for module in models[model]
+                for unit in by_module[rank, module]
+            }
+            for model in own
+        }
+        calls = {m: min(by_module[rank, n][0].calls[0] for n in models[m]) for m in own}
+        own.sort(key=calls.__getitem__)
+        for place, model in enumerate(own):
+            before = [m for m in own[:place] if passes[m] & passes[model]]
+            ends = (begin[m] + len(models[m]) for m in before)
+            begin[model] = max(ends, default=0)
+    return begin
+
+
+def _after_stages(
+    models: Mapping[Model, Sequence[int]],
+    modules: Mapping[int, Sequence[CallingModule]],
+    transfers: Mapping[int, Bool],
+    every: Sequence[Calls],
+) -> dict[Model, int] | None:
+    """Return the first layer of each model of a pipeline, None if it is unknown."""
+    stages = {
+        (rank, model): modules[rank][members[0] - 1].stage
+        for (rank, model), members in models.items()
     }
-    found = {}
-    for rank, of in layers.items():
-        stages = list(_earlier(rank, before))
-        if not all(stage in depth for stage in stages):
-            continue
-        offset = sum(depth[stage] for stage in stages)
-        for reading, numbers in zip(own[rank], of, strict=True):
-            moved = tuple(n + offset if n >= 0 else -1 for n in numbers)
-            found[id(reading), rank] = moved
-            for unit, number in zip(reading.units, moved, strict=True):
-                if unit.layer >= 0 and 0 <= number != unit.layer:
-                    return Layers(remarks=(*remarks, REPORTED))
-    return Layers(found=found, remarks=remarks)
+    if min(stages.values(), default=0) < 0:
+        before = _stage_before(every, transfers)
+        if before is None or len(models) > len({rank for rank, _ in models}):
+            return None
+        stages = {(r, m): sum(1 for _ in _earlier(r, before)) for r, m in models}
+    depth: dict[int, int] = defaultdict(int)
+    for model, stage in stages.items():
+        depth[stage] = max(depth[stage], len(models[model]))
+    return {
+        model: sum(length for earlier, length in depth.items() if earlier < stage)
+        for model, stage in stages.items()
+    }
 
 
-def _of_rank(
-    readings: Sequence[Reading], rank: int
-) -> tuple[list[list[int]] | None, str]:
-    """Number the layers of a rank's readings by the blocks that call, with a remark.
-
-    Blocks are recorded of a program's first calls.  A sequence of calls that occurs
-    later only has the layers that its order implies, if this holds for all others.
-    Layers are those of the units of each reading, -1 for unknown; None if all are.
-    """
-    called = [_words(reading, rank) for reading in readings]
-    known = [(reading, *c) for reading, c in zip(readings, called, strict=True) if c]
-    if any(r.interleaved for r in readings):
-        return None, ALTERNATE
-    if (readings and not known) or not all(_one_layer(words) for *_, words in known):
-        return None, BLOCKS
-    if not all(_once_a_pass(r, [w >> 1 for w in words]) for r, _, words in known):
-        return None, ALTERNATE
-    in_order = [words for *_, words in sorted(known, key=lambda k: k[1])]
-    layer = _numbers([[w >> 1 for w in words] for words in in_order])
-    depth = 1 + max(layer.values(), default=-1)
-    facts = [[layer[w >> 1] for w in c[1]] if c else [] for c in called]
-    found = [_in_order(reading, depth) for reading in readings]
-    if any(order[: len(f)] != f for f, order in zip(facts, found, strict=True)):
-        found = [
-            f if len(f) == len(r.units) else [-1] * len(r.units)
-            for f, r in zip(facts, readings, strict=True)
-        ]
-    return found, BLOCKS if any(-1 in one for one in found) else ""
+def _overlap(
+    every: Sequence[Calls],
+    transfers: Mapping[int, Bool],
+    reported: Mapping[tuple[int, int], int],
+) -> bool:
+    """Return whether ranks that send to each other report the same layers."""
+    layers: dict[int, set[int]] = defaultdict(set)
+    for (rank, _), layer in reported.items():
+        layers[rank].add(layer)
+    return any(
+        bool(layers[calls.rank] & layers[peer])
+        for calls in every
+        for peer in _peers(calls, transfers[calls.rank])
+    )
 
 
-def _trained(readings: Sequence[Reading]) -> bool:
-    """Return whether a backward pass shows where a forward pass ends."""
-    return any(p.reached != UNREACHED for r in readings for p in r.passes)
-
-
-def _words(reading: Reading, rank: int) -> tuple[int, list[int]] | None:
-    """Return the blocks that make a rank's first dispatches, see EVENT, and the step.
-
-    Of whole passes: of all, or of those before the search for blocks ended.
-    """
-    program = reading.program
-    at = [unit.dispatch for unit in reading.units]
-    mine = np.flatnonzero(program.rank == rank)
-    blocks = program.block[mine][:, at]
-    lengths = np.logical_and.accumulate(blocks > 0, axis=1).sum(axis=1)
-    # the first of the steps of which most is recorded
-    best = max(range(len(mine)), key=lambda n: (lengths[n], -program.step[mine[n]]))
-    ends = np.cumsum([len(one.units) for one in reading.passes])
-    whole = int(max(ends[ends <= lengths[best]], default=0))
-    if not whole:
-        return None
-    return int(program.step[mine[best]]), blocks[best, :whole].tolist()
-
-
-def _one_layer(words: Sequence[int]) -> bool:
-    """Return whether each dispatch of a block has another input than its last one.
-
-    Several dispatches of one call of a block are of several layers, or of chunks.
-    """
-    last: dict[int, int] = {}
-    return not any(last.get(w >> 1) == w or last.update({w >> 1: w}) for w in words)
-
-
-def _once_a_pass(reading: Reading, blocks: Sequence[int]) -> bool:
-    """Return whether each pass calls each block once, or is several such passes."""
-    at = 0
-    for one in reading.passes:
-        mine = list(blocks[at : at + len(one.units)])
-        at += len(one.units)
-        length = len(set(mine))
-        if not mine:
-            continue  # of a pass whose blocks were not recorded
-        if length < len(mine) and one.reached != UNREACHED:
-            return False
-        if mine != mine[:length] * (len(mine) // length):
-            return False
-    return True
-
-
-def _in_order(reading: Reading, depth: int) -> list[int]:
-    """Return the layers of units by their index in their passes, -1 for unknown."""
-    lengths = [len(p.units) for p in reading.passes]
-    trained = [len(p.units) for p in reading.passes if p.reached != UNREACHED]
-    if any(n % depth for n in lengths) or any(n != depth for n in trained):
-        return [-1] * len(reading.units)
-    return [unit.place % depth for unit in reading.units]
-
-
-def _numbers(steps: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Number the blocks of each model from 0 on, in the order of their first calls.
-
-    Blocks that no step calls together are those of different models.
-    """
-    models: list[dict[int, None]] = []
-    for blocks in steps:
-        joined = [one for one in models if not one.keys().isdisjoint(blocks)]
-        apart = [one for one in models if one.keys().isdisjoint(blocks)]
-        before = [block for one in joined for block in one]
-        models = [*apart, dict.fromkeys([*before, *blocks])]
-    return {block: number for model in models for number, block in enumerate(model)}
+def _peers(calls: Calls, transfers: Bool) -> set[int]:
+    """Return the ranks that a rank sends to, or receives from."""
+    sites = np.unique(calls.table["site"][transfers]).tolist()
+    ends = {end for site in sites for end in _ends_of(calls, site)}
+    return ends - {calls.rank, -1}
 
 
 def _earlier(rank: int, before: dict[int, int]) -> Iterator[int]:
@@ -197,14 +208,15 @@ def _earlier(rank: int, before: dict[int, int]) -> Iterator[int]:
         at = before.get(at)
 
 
-def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
+def _stage_before(
+    every: Sequence[Calls], transfers: Mapping[int, Bool]
+) -> dict[int, int] | None:
     """Return each rank's preceding pipeline stage rank.
 
     None if their order is cyclic, a source is unknown, or a rank computes several
     stages: it then receives activations from where gradients come from.
     """
     before: dict[int, int] = {}
-    transfers = {c.rank: _transfers(c) for c in every}
     for calls in every:
         for at in np.flatnonzero(transfers[calls.rank])[:1].tolist():
             # the first transfer of a rank sends activations on, or receives them
@@ -247,7 +259,11 @@ def _transfers(calls: Calls) -> Bool:
 
 def _ends(calls: Calls, at: int) -> tuple[int, int]:
     """Return the source and destination ranks of a transfer, -1 if unknown."""
-    site = calls.sites[calls.table["site"][at]]
+    return _ends_of(calls, int(calls.table["site"][at]))
+
+
+def _ends_of(calls: Calls, number: int) -> tuple[int, int]:
+    site = calls.sites[number]
     ranks = calls.groups[site.group].ranks
     source, destination = (ranks[p] if p >= 0 else -1 for p in site.peers)
     return source, destination

@@ -31,9 +31,9 @@ Fields of a record, after kind and length:
   pass), skipped (1 if the parameters were not updated, -1 if that is read later)
 - ``UNSCALED``: number of an optimizer step, skipped
 - ``ROUTED``: number of the routing, issue, group, layer, context, thread, in_backward,
-  grad, experts E, has_counts (0: they follow in a ``COUNTS``), has_dropped, tokens S of
-  the sample, k; then E token copies, E dropped copies if has_dropped, S x k expert ids
-- ``COUNTS``: number of a routing, E, has_dropped, S, k, and the values as in ``ROUTED``
+  grad
+- ``COUNTS``: number of a routing, experts E, has_dropped, tokens S of the sample, k;
+  then E token copies, E dropped copies if has_dropped, S x k expert ids
 - ``LOST``: number of calls that came faster than they could be written
 - ``SKIP``: iterations that were not recorded, end of the last one (ns), explicit (1 if
   the program's step() ended them), steps and optimizer steps until then, and pairs of
@@ -78,9 +78,9 @@ CALL_FIELDS = (
 """Words of a call before its splits."""
 ROUTED_FIELDS = (
     *("kind", "length", "number", "issue", "group", "layer", "context", "thread"),
-    *("in_backward", "grad", "experts", "has_counts", "has_dropped", "tokens", "k"),
+    *("in_backward", "grad"),
 )
-"""Words of a routing before its values."""
+"""Words of a routing."""
 CALL_HEAD, ROUTED_HEAD = len(CALL_FIELDS), len(ROUTED_FIELDS)
 COUNTS_HEAD, SKIP_HEAD = 7, 7
 

@@ -148,6 +148,7 @@ def merge_records(
     *,
     missing: Sequence[str] = (),
     recover: bool = False,
+    split: bool = True,
 ) -> Merged:
     """Merge the records of ranks into a trace.
 
@@ -162,6 +163,8 @@ def merge_records(
     recover
         Whether missing bytes of all-to-alls are reconstructed from the peers' records,
         and marked.
+    split
+        Whether evaluations within training iterations become their own iterations.
     """
     if not any(len(r.steps) or len(r.calls) for r in records):
         unread = missing or any(r.damage or r.recording for r in records)
@@ -172,7 +175,7 @@ def merge_records(
     _validate_presence(records, name)
     record = join_ranks(records)
     del records  # the largest arrays, if the caller keeps none
-    record = infer_schedule(record)
+    record = infer_schedule(record, split=split)
     lacking, said = [*missing, *gaps(record)], remarks(record)
     nodes = {number: rank.node for number, rank in record.ranks.items()}
     meta = replace(

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from . import log_format as log
 from .directions import DIRECTION_NAMES, FORWARD, RECOMPUTE, UNKNOWN, directions
 from .iterations import Ended, Mark, ended_iterations, is_marked
 from .log_format import CALL_HEAD, OPERATIONS, ROUTED_HEAD, DamagedLog, State
-from .rank_record import CALL, STEP, RankRecord, Table, narrow
+from .rank_record import CALL, STEP, CallingModule, RankRecord, Table, narrow
 
 EXCHANGE = OPERATIONS.index(ALL_TO_ALL)
 ROUTED_CODE = len(OPERATIONS)  # of routings, among the operations of calls
@@ -115,7 +115,7 @@ class Decoded:
     routed: Int64 = field(
         default_factory=lambda: np.zeros((0, ROUTED_HEAD + 1), np.int64)
     )
-    """``[m, 16]`` words of ROUTED_FIELDS, and order."""
+    """``[m, 11]`` words of ROUTED_FIELDS, and order."""
     ends: Int64 = field(default_factory=lambda: np.zeros((0, 3), np.int64))
     """``[e, 3]`` number of the call, start, end."""
     raised: list[int] = field(default_factory=list)
@@ -209,11 +209,6 @@ class RankLog:
         routed = np.flatnonzero(kinds == log.ROUTED)
         heads = words[starts[routed, None] + np.arange(ROUTED_HEAD)]
         decoded.routed = np.column_stack([heads, order[routed]])
-        for start, head in zip(starts[routed], heads.tolist(), strict=True):
-            length, number, experts, has_counts = head[1], head[2], head[10], head[11]
-            if has_counts:
-                values = words[start + ROUTED_HEAD : start + length]
-                decoded.counts[number] = routed_counts(values, experts, *head[12:])
         rest = ~np.isin(kinds, (log.CALL, log.END, log.ROUTED))
         for place in np.flatnonzero(rest).tolist():
             start, kind = int(starts[place]), int(kinds[place])
@@ -293,8 +288,8 @@ class RankLog:
             table[name] = columns[name]
         table["iteration"], table["site"], table["link"] = iteration, site, link
         table["sequence"] = sequences(columns, decoded.steps)
-        table["block"] = self._context(4)[columns["context"]]
-        table["block"][operation == ROUTED_CODE] = 0
+        for place, name in ((4, "module_call"), (5, "evaluates")):
+            table[name] = self._context(place)[columns["context"]]
         table["start"], table["end"] = completions(columns["number"], decoded.ends)
         demand, chosen = self._fill_routings(table, operation == ROUTED_CODE, counts)
 
@@ -322,6 +317,10 @@ class RankLog:
             },
             demand=demand,
             chosen=chosen,
+            modules=tuple(
+                CallingModule(**m | {"order": tuple(m["order"])})
+                for m in self._names["module"]
+            ),
             placements=placements(sites, groups, self.about["placement"]),
             clocks=np.array(self._clocks, CLOCK),
             gaps=gaps,
@@ -335,7 +334,7 @@ class RankLog:
             )
             if facts.get("stopped")
             else -1,
-            omitted=self._omitted(decoded),
+            omitted=dict(facts.get("omitted", {})),
             reasons=facts.get("reasons", {}),
             routed_k=int(facts.get("k", 0)),
             damage=self.damage,
@@ -418,7 +417,7 @@ class RankLog:
         return both, counts
 
     def _context(self, place: int) -> npt.NDArray[Any]:
-        """Layers (0), phases, labels, links to hooks, or blocks (4) of contexts."""
+        """Layers (0), phases, labels, links, modules (4), evaluations of contexts."""
         values = [context[place] for context in self._names["context"]]
         return np.array(values) if values else np.zeros(0, np.int64)
 
@@ -519,7 +518,7 @@ class RankLog:
         for place in np.argsort(first).tolist():
             key = distinct[:, place].tolist()
             code, group, context, dtype, way, row, source, destination = key[:8]
-            layer, phase, label, linked, _ = self._names["context"][context]
+            layer, phase, label, linked, *_ = self._names["context"][context]
             if code == ROUTED_CODE:
                 layer, phase = key[8], ""
             stated = Source.LINKED if linked else Source.ANNOTATED
@@ -617,14 +616,6 @@ class RankLog:
         if self.state.steps:
             return self.state.steps - steps
         return self.state.optimizer_steps - optimizer_steps
-
-    def _omitted(self, decoded: Decoded) -> dict[str, int]:
-        """Count omitted records by kind, routings whose counts were not read too."""
-        omitted = Counter(self._facts.get("omitted", {}))
-        unread = len(decoded.routed) - len(decoded.counts)
-        if unread > 0 and self.state.closed:
-            omitted[ROUTING] += unread
-        return dict(omitted)
 
 
 def read_rank(folder: Path, rank: int) -> RankRecord:

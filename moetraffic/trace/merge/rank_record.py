@@ -33,7 +33,10 @@ CALL = np.dtype(
         ("thread", "<i4"),  # number of the thread, in the order of first calls
         ("grad", "|i1"),  # 1: autograd recorded the call; 0: it did not; -1: unknown
         ("link", "<i8"),  # equal for a forward call and its backward; -1: unknown
-        ("block", "<i4"),  # twice the calling block's number, +1 in every other call
+        # of the calling module: twice its number from 1 on, + 1 in every other call of
+        # it; 0: unknown
+        ("module_call", "<i4"),
+        ("evaluates", "|u1"),  # 1: autograd does not record, 2: the module evaluates
     ]
 )
 
@@ -60,6 +63,16 @@ MEMBER_CALL = np.dtype(
 RANK_STEP = np.dtype([*((n, STEP[n]) for n in STEP.names or ()), ("rank", "<i4")])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallingModule:
+    """Module of a model that makes all-to-alls."""
+
+    name: str  # path in its model ("decoder.layers.3.mlp")
+    model: int  # number of the outermost module in its process
+    order: tuple[int, ...]  # index of each module of the path among its siblings
+    stage: int = -1  # pipeline stage of the model, -1: unknown
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankRecord:
     """Calls and steps of one rank, and how its recording ended.
@@ -80,6 +93,7 @@ class RankRecord:
     chosen: Mapping[int, ExpertIds] = field(default_factory=dict)
     """By experts E: ``[m, S, k]`` expert ids of sampled tokens, a row for each of the
     demand; absent where no tokens are sampled."""
+    modules: tuple[CallingModule, ...] = ()
     placements: Table = field(default_factory=lambda: np.zeros(0, PLACEMENT))
     clocks: Table = field(default_factory=lambda: np.zeros(0, CLOCK))
     node: str = ""

@@ -53,7 +53,7 @@ class Hook:
         self.queue.take()
         self.numbers: dict[tuple[str, Any], int] = {}
         self.errors: list[tuple[str, str]] = []
-        self.blocks = BlockSearch()
+        self.blocks = BlockSearch(self.number)
         self.blocks.searches = False
         put = self.queue.put
         self.completion = CompletionTracker(put, DeviceClock(put), compiled)

@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from moetraffic.launch import hook_environment
+from tests.capture.programs import architectures, evaluation, recipes, structure
 from tests.capture.ranks import exit_codes, fork, initialize
 
 from . import execution, layouts, loops, schedules
@@ -89,10 +90,41 @@ SHAPES = {
     "spawned": Shape(play=loops.switch, spawned=True),
 }
 
+PROGRAMS = {
+    "validation": Shape(play=evaluation.validation, few=True),
+    "validation-varying": Shape(play=evaluation.validation_of_varying_length),
+    "accumulation-varying": Shape(play=evaluation.accumulation_of_varying_length),
+    "trainer": Shape(play=evaluation.trainer),
+    "layer-drop": Shape(play=structure.layer_drop),
+    "fully-sharded": Shape(play=structure.fully_sharded, ranks=4),
+    "embeddings": Shape(play=structure.embeddings),
+    "embeddings-registered": Shape(play=structure.embeddings_registered, few=True),
+    "pipeline-registered": Shape(play=structure.pipeline_registered, ranks=4),
+    "trainer-saving": Shape(play=recipes.trainer_saving),
+    "data-parallel": Shape(play=recipes.data_parallel),
+    "adversarial": Shape(play=recipes.adversarial),
+    "clipped": Shape(play=recipes.clipped),
+    "mixed-precision": Shape(play=recipes.mixed_precision),
+    "averaged-weights": Shape(play=recipes.averaged_weights),
+    "rollouts": Shape(play=recipes.rollouts),
+    "warmed-up": Shape(play=recipes.warmed_up),
+    "distilled": Shape(play=recipes.distilled),
+    "encoder-decoder": Shape(play=architectures.encoder_decoder),
+    "named-layers": Shape(play=architectures.named_layers),
+    "tied-layers": Shape(play=architectures.tied_layers),
+    "recomputed-blocks": Shape(play=architectures.recomputed_blocks),
+    "sequence-parallel": Shape(play=architectures.sequence_parallel),
+    "expert-choice": Shape(play=architectures.expert_choice),
+    "no-module": Shape(play=architectures.functional),
+    "gpipe": Shape(play=architectures.gpipe, ranks=4),
+}
+"""Ordinary programs, of which the all-to-alls alone are judged; see test_programs."""
+PLAYED = SHAPES | PROGRAMS
+
 
 def play(rank: int, name: str, mode: str, folder: Path) -> None:
     """Be a rank of a shape."""
-    shape = SHAPES[name]
+    shape = PLAYED[name]
     torch.manual_seed(rank)
     os.environ["MOETRAFFIC_OUT"] = str(folder / "run.h5")
     start: Any = dist.init_process_group
@@ -116,8 +148,8 @@ def play(rank: int, name: str, mode: str, folder: Path) -> None:
 
 def forked(rank: int, name: str, mode: str, folder: Path) -> None:
     """Be a rank, or what spawns the ranks."""
-    if SHAPES[name].spawned:
-        torch.multiprocessing.spawn(play, (name, mode, folder), SHAPES[name].ranks)
+    if PLAYED[name].spawned:
+        torch.multiprocessing.spawn(play, (name, mode, folder), PLAYED[name].ranks)
     else:
         play(rank, name, mode, folder)
 
@@ -154,7 +186,7 @@ def run(name: str, modes: Iterable[str], folder: Path) -> str:
     for mode in modes:
         own = folder / f"{name}-{mode}"
         own.mkdir(parents=True)
-        ranks = range(1 if SHAPES[name].spawned else SHAPES[name].ranks)
+        ranks = range(1 if PLAYED[name].spawned else PLAYED[name].ranks)
         begun[own] = [
             fork(partial(forked, r, name, mode, own), own / f"{r}.err") for r in ranks
         ]

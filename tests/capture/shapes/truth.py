@@ -45,6 +45,7 @@ class Call:
     step: int
     sent: list[int]  # bytes to each member; of other operations the input buffer's
     received: list[int]  # bytes from each member; of other operations empty
+    aside: bool  # a pass without gradients, which may count as an evaluation
 
 
 class Truth:
@@ -68,6 +69,11 @@ class Truth:
         self.micro_batch = 0
         self.inside = False  # autograd runs
         self.lifted: list[str] = []  # operations that a framework calls by itself
+        self.aside = False  # the calls are those of a teacher, or of a rollout
+        self.renumbered = False  # several models: only which layers are one counts
+
+    def __deepcopy__(self, _: Any) -> Truth:
+        return self  # of a model that is copied
 
     # ---- the run -----------------------------------------------------------------
 
@@ -103,6 +109,7 @@ class Truth:
             "losses": [loss.hex() for loss in self.losses],
             "lifted": self.lifted,
             "routings": self.routings,
+            "renumbered": self.renumbered,
         }
         self.path.write_text(json.dumps(told))
 
@@ -132,6 +139,7 @@ class Truth:
                 step=len(self.kinds),
                 sent=list(sent),
                 received=list(received),
+                aside=self.aside,
             )
         )
 
@@ -149,7 +157,8 @@ class Truth:
         async_op: bool = False,
     ) -> Any:
         """Exchange rows; ``backward``: as a gradient."""
-        pass_ = "recompute" if self.inside else "forward"
+        inside = self.inside or torch._C._current_graph_task_id() != -1
+        pass_ = "recompute" if inside else "forward"
         size = rows[0].numel() if len(rows) else output[0].numel() if len(output) else 0
         size *= rows.element_size()
         self.log(

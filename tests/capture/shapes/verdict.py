@@ -87,8 +87,11 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in files]
 
 
-def judge(folder: Path, bare: Path) -> Verdict:
-    """Judge the trace in ``folder``, whose losses must be those of ``bare``."""
+def judge(folder: Path, bare: Path | None = None, *, by_call: bool = False) -> Verdict:
+    """Judge the trace in ``folder``, whose losses must be those of ``bare``.
+
+    ``by_call``: the step of each call is judged, and its kind, not those of the steps.
+    """
     truths = logged(folder)
     with opened(folder) as trace:
         verdict = Verdict(schedule=trace.meta.schedule, missing=trace.meta.missing)
@@ -96,10 +99,10 @@ def judge(folder: Path, bare: Path) -> Verdict:
             _judge_rank(verdict, trace, rank, truth)
             if truth["routings"]:
                 _judge_routings(verdict, trace, rank, truth["routings"])
-        _judge_steps(verdict, trace, truths)
-    verdict.losses_equal = [t["losses"] for t in truths] == [
-        t["losses"] for t in logged(bare)
-    ]
+        (_judge_steps_of_calls if by_call else _judge_steps)(verdict, trace, truths)
+    verdict.losses_equal = bare is None or (
+        [t["losses"] for t in truths] == [t["losses"] for t in logged(bare)]
+    )
     return verdict
 
 
@@ -125,6 +128,9 @@ def _judge_rank(
     truth["found"], truth["calls"] = found, calls
     verdict.calls += len(calls)
     verdict.absent += abs(len(found) - len(calls))
+    layers = _layers(trace, found, calls) if truth["renumbered"] else {}
+    kinds, marked = [*truth["kinds"], ""], trace.occurrences.evaluation
+    first: dict[tuple[int, int, str], int] = {}  # slot of several kinds in one step
     for number, (occurrence, call) in enumerate(zip(found, calls, strict=False)):
         site = trace.sites[trace.occurrences.site[occurrence]]
         group = trace.groups[site.group]
@@ -136,6 +142,7 @@ def _judge_rank(
         everyone = group.kind == "world" and len(group.ranks) == trace.meta.world
         named = site.label if site.label in LABELS else ""
         place = call["place"]
+        layer = (site.layer, site.module, place["layer"] // 100)
         true = {
             "layer": place["layer"],
             "phase": place["phase"] or place["label"] * (place["label"] in LABELS),
@@ -143,7 +150,7 @@ def _judge_rank(
             "group": "world" if everyone else call["kind"],
         }
         said = {
-            "layer": site.layer,
+            "layer": layers.get(layer, site.layer),
             "phase": site.phase or named,
             "direction": site.direction,
             "group": group.kind,
@@ -152,8 +159,14 @@ def _judge_rank(
             "layer": site.source,
             "phase": site.source,
         }
-        if site.phase:
+        if site.phase or (named == "count_exchange" and site.layer >= 0):
             true["micro-batch"], said["micro-batch"] = place["micro_batch"], site.slot
+            step = call["step"]
+            mark = marked is not None and bool(marked[occurrence])
+            if mark or "" in kinds[max(step - 1, 0) : step + 1]:
+                shift = site.slot - place["micro_batch"]
+                begun = first.setdefault((step, place["layer"], site.phase), shift)
+                true["micro-batch"] += begun
         expert = bool(true["phase"])
         for aspect, value in said.items():
             if aspect == "direction" and not true["direction"]:
@@ -171,6 +184,27 @@ def _judge_rank(
                 verdict.note(f"{at}: {aspect} {value!r}, not {true[aspect]!r}")
 
 
+def _layers(
+    trace: Trace, found: list[int], calls: list[dict[str, Any]]
+) -> dict[tuple[int, str, int], int]:
+    """Return the layer that a layer and module are in each of several models.
+
+    Layers from 100 on are those of a second model.  It is -2 where another layer of the
+    trace is that layer more often.
+    """
+    pairs = Counter[tuple[tuple[int, str, int], int]]()
+    for occurrence, call in zip(found, calls, strict=False):
+        site = trace.sites[trace.occurrences.site[occurrence]]
+        true = call["place"]["layer"]
+        if site.layer >= 0:
+            pairs[(site.layer, site.module, true // 100), true] += 1
+    layers = {said: -2 for said, _ in pairs}
+    for (said, true), _ in pairs.most_common():
+        if layers[said] == -2 and true not in layers.values():
+            layers[said] = true
+    return layers
+
+
 def _judge_routings(
     verdict: Verdict, trace: Trace, rank: int, routings: list[list[Any]]
 ) -> None:
@@ -178,6 +212,8 @@ def _judge_routings(
     found = []
     for occurrence in trace.find(operation=ROUTING, kind=None):
         site = trace.sites[sites[occurrence]]
+        if rank not in trace.groups[site.group].ranks:
+            continue
         member = trace.groups[site.group].ranks.index(rank)
         of = np.array([occurrence])
         issue, _, _ = trace.times(of, own_clock=True)
@@ -185,9 +221,16 @@ def _judge_routings(
         found.append((int(issue[0, member]), [site.layer, counts]))
     said = [routing for _, routing in sorted(found)]
     same = sum(a == b for a, b in zip(said, routings, strict=False))
-    verdict.routings_wrong += max(len(said), len(routings)) - same
-    if said != routings:
-        verdict.note(f"rank {rank}: {len(routings) - same} routings differ: {said[0]}")
+    unnamed = sum(
+        a != b and a[0] < 0 and a[1] == b[1]
+        for a, b in zip(said, routings, strict=False)
+    )
+    verdict.unnamed["routing"] += unnamed
+    verdict.nameable["routing"] += len(routings)
+    differing = max(len(said), len(routings)) - same - unnamed
+    verdict.routings_wrong += differing
+    if differing:
+        verdict.note(f"rank {rank}: {differing} routings differ, the first: {said[:1]}")
 
 
 def _bytes_agree(
@@ -253,3 +296,49 @@ def _judge_steps(verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]) -
         if kind != true:
             verdict.wrong["kind"] += 1
             verdict.note(f"step {iteration} is named {kind}, not {true}")
+
+
+def _judge_steps_of_calls(
+    verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]
+) -> None:
+    """Judge the iteration of each call, and the kind of that iteration.
+
+    The n-th training or skipped step is the n-th of the trace, evaluations not
+    counted.  An evaluation is a step of its own, or is marked in one beside it.
+    """
+    numbers, steps = trace.steps.iteration.tolist(), trace.steps
+    kind_of = dict(zip(numbers, steps.kind, strict=True))
+    training = [n for n in numbers if kind_of[n] != "evaluation"]
+    known = dict(zip(numbers, (steps.source > Source.UNKNOWN).tolist(), strict=True))
+    marked = trace.occurrences.evaluation
+    kinds = [*truths[0]["kinds"], ""]  # calls after the last step are of none
+    before = np.cumsum([0, *(kind in ("train", "skipped") for kind in kinds)])
+    for rank, truth in enumerate(truths):
+        for number, (occurrence, call) in enumerate(
+            zip(truth["found"], truth["calls"], strict=False)
+        ):
+            verdict.nameable["step"] += 1
+            verdict.nameable["kind"] += 1
+            said = int(trace.occurrences.iteration[occurrence])
+            if not known.get(said):
+                verdict.unnamed["step"] += 1
+                verdict.unnamed["kind"] += 1
+                continue
+            kind, n = kinds[call["step"]], before[call["step"]]
+            inside = kind in ("train", "skipped")
+            beside = training[n : n + 1] if inside else training[max(n - 1, 0) : n + 1]
+            right = said in beside
+            if not inside or (call["aside"] and kind_of[said] == "evaluation"):
+                first = training[n - 1] if 0 < n <= len(training) else -1
+                last = training[n + inside : n + inside + 1] or [max(numbers) + 1]
+                right |= first < said < last[0]
+            mark = marked is not None and bool(marked[occurrence])
+            named = "evaluation" if mark else kind_of[said]
+            allowed = {kind, "evaluation"} if call["aside"] else {kind}
+            where = f"rank {rank} call {number} ({call['place']})"
+            if not right:
+                verdict.wrong["step"] += 1
+                verdict.note(f"{where}: iteration {said}, not {beside} ({kind} {n})")
+            if kind and named not in allowed:
+                verdict.wrong["kind"] += 1
+                verdict.note(f"{where}: {named}, not {kind}, in iteration {said}")
