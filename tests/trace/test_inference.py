@@ -149,6 +149,30 @@ def test_routers_tell_padded_experts_from_attention(theatre: Made) -> None:
     check(theatre(even=True, attention=True, counts=False, routers=True))
 
 
+@pytest.mark.parametrize("routers", [True, False])
+def test_ring_attention_is_no_pipeline(
+    theatre: Made, monkeypatch: pytest.MonkeyPatch, routers: bool
+) -> None:
+    made = theatre(attention=True, routers=routers)
+
+    def attend(_stage: int, direction: str) -> None:
+        for rank in made.ranks:
+            before, after = (rank.number + step for step in (-1, 1))
+            for source, destination in ((rank.number, after), (before, rank.number)):
+                site = Site(
+                    group=rank.group(made.everyone, "cp"),
+                    operation="send_recv",
+                    peers=(source % made.world, destination % made.world),
+                    direction=direction,
+                    dtype="float32",
+                    row_bytes=4,
+                )
+                rank.call(site, 4096, (made.iteration, "", -1, ""))
+
+    monkeypatch.setattr(made, "attend", attend)
+    check(made)
+
+
 def test_a_routing_is_bound_to_the_group_of_its_dispatch(theatre: Made) -> None:
     out = check(theatre(stages=2, routers=True, layers=2))
     for record in out:

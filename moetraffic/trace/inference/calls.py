@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from moetraffic.arrays import Bool, Int64, UInt64
 from moetraffic.trace.merge.rank_record import Record
-from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Group, Site
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Group, Site
 
 FEW = 8  # up to this number, row sizes distinguish kinds of calls
 CHUNK = 1 << 22  # values processed at a time
@@ -124,6 +124,15 @@ def gather_calls(record: Record, rank: int) -> Calls:
         size=size,
         even=even,
     )
+
+
+def time_span(table: npt.NDArray[Any]) -> tuple[int, int]:
+    """Return the first and last known time of calls, ns; UNKNOWN_TIME for none."""
+    times = np.concatenate([table["issue"], table["end"]])
+    times = times[times != UNKNOWN_TIME]
+    if not len(times):
+        return UNKNOWN_TIME, UNKNOWN_TIME
+    return int(times.min()), int(times.max())
 
 
 def _fingerprints(rows: npt.NDArray[Any]) -> tuple[UInt64, UInt64, Int64, Bool]:

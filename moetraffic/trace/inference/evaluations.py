@@ -20,7 +20,7 @@ from moetraffic.trace.merge.rank_record import RANK_STEP, CallingModule, Record
 from moetraffic.trace.model import UNKNOWN_TIME, Source
 
 from .agreement import fill_steps
-from .calls import Calls
+from .calls import Calls, time_span
 from .units import Role, Unit
 
 TRAINED = 0.5  # minimum share of steps with a backward for classifying the others
@@ -136,10 +136,8 @@ def with_evaluations(
         if own[calls.rank] or calls.table["module_call"].any():
             evaluated[calls.rank] = _evaluated(calls, own[calls.rank], trained)
     places = _places(every, evaluated)
-    trains = sum(place == "" for place in places.values())
-    if trains + sum(p in (BEFORE, AFTER) for p in places.values()) < TRAINED * len(
-        places
-    ):
+    trains = sum(place != WHOLE for place in places.values())
+    if trains < TRAINED * len(places):
         return record  # nothing is known to train
     steps = record.steps.copy()
     whole = [i for i, place in places.items() if place == WHOLE]
@@ -161,12 +159,8 @@ def _with_last(record: Record, every: Sequence[Calls], number: int) -> Record:
     rows = []
     for calls in every:
         own = calls.table[calls.table["iteration"] == number]
-        times = np.concatenate([own["issue"], own["end"]])
-        times = times[times != UNKNOWN_TIME]
-        span = (times.min(), times.max()) if len(times) else (UNKNOWN_TIME,) * 2
-        rows.append(
-            (number, np.nan, -1, *span, Source.INFERRED, "evaluation", calls.rank)
-        )
+        made = (Source.INFERRED, "evaluation", calls.rank)
+        rows.append((number, np.nan, -1, *time_span(own), *made))
     steps = np.concatenate([record.steps, np.array(rows, RANK_STEP)])
     order = np.lexsort((steps["iteration"], steps["rank"]))
     return replace(record, steps=steps[order])

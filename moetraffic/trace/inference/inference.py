@@ -23,13 +23,12 @@ from moetraffic.trace.merge.rank_record import RANK_STEP, CallingModule, Record
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
-    UNKNOWN_TIME,
     SiteNumbers,
     Source,
 )
 
 from .agreement import agree
-from .calls import Calls, gather_calls
+from .calls import Calls, gather_calls, time_span
 from .evaluations import (
     annotated_units,
     trained_units,
@@ -119,11 +118,8 @@ def _with_numbered_steps(record: Record) -> tuple[Record, str]:
         set_up = np.arange(len(steps)) < np.argmax(of_pass)
         for number in range(int(steps.max(initial=-1)) + whole):
             own = calls.table[(steps == number) & ~set_up]
-            times = np.concatenate([own["issue"], own["end"]])
-            times = times[times != UNKNOWN_TIME]
-            span = (times.min(), times.max()) if len(times) else (UNKNOWN_TIME,) * 2
             made = (Source.INFERRED, "train", calls.rank)
-            rows.append((number, np.nan, -1, *span, *made))
+            rows.append((number, np.nan, -1, *time_span(own), *made))
     record = replace(record, calls=table, steps=np.array(rows, RANK_STEP))
     return record, "steps inferred from the period of the calls"
 
@@ -155,6 +151,8 @@ def _with_names(record: Record, *, split: bool) -> tuple[Record, list[str]]:
     named = [unit for unit in units if unit.dispatches]
     if split and len(record.steps):
         record = with_evaluations(record, every, named + annotated, trained)
+    if not any(calls.bare.any() for calls in every):
+        return record, _evaluations_inferred(record)
     layers = number_layers(every, modules, named, trained)
     clear = [unit for unit in named if unit.iteration not in unclear]
     if (record.calls["iteration"] < 0).any():
@@ -177,15 +175,20 @@ def _with_names(record: Record, *, split: bool) -> tuple[Record, list[str]]:
             f"{differ} all-to-all calls have no phase: their members' calls imply "
             "different ones"
         )
-    steps = record.steps
-    inferred = (steps["kind"] == "evaluation") & (steps["source"] == Source.INFERRED)
-    if inferred.any():
-        count = len(np.unique(steps["iteration"][inferred]))
-        remarks.append(f"evaluations inferred from passes without a gradient: {count}")
+    remarks += _evaluations_inferred(record)
     remarks = [*_kinds_named(every, names), *remarks]
     _name_modules(every, modules, names)
     record = with_router_layers(record, layers.of_router)
     return _with_sites(record, every, names), remarks
+
+
+def _evaluations_inferred(record: Record) -> list[str]:
+    """Describe how many evaluations are inferred, as a remark."""
+    steps = record.steps
+    inferred = (steps["kind"] == "evaluation") & (steps["source"] == Source.INFERRED)
+    count = len(np.unique(steps["iteration"][inferred]))
+    text = f"evaluations inferred from passes without a gradient: {count}"
+    return [text] if count else []
 
 
 def _unplaced(every: Sequence[Calls], units: Sequence[Unit]) -> bool:

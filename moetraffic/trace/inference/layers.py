@@ -196,7 +196,7 @@ def _overlap(
 def _peers(calls: Calls, transfers: Bool) -> set[int]:
     """Return the ranks that a rank sends to, or receives from."""
     sites = np.unique(calls.table["site"][transfers]).tolist()
-    ends = {end for site in sites for end in _ends_of(calls, site)}
+    ends = {end for site in sites for end in _ends(calls, site)}
     return ends - {calls.rank, -1}
 
 
@@ -220,7 +220,7 @@ def _stage_before(
     for calls in every:
         for at in np.flatnonzero(transfers[calls.rank])[:1].tolist():
             # the first transfer of a rank sends activations on, or receives them
-            source, destination = _ends(calls, at)
+            source, destination = _ends(calls, calls.table["site"][at])
             if source < 0:
                 return None
             if destination == calls.rank:
@@ -244,25 +244,24 @@ def _transfers(calls: Calls) -> Bool:
     """Return a mask of the transfers of activations and gradients, ``[n]``.
 
     Those that set up the communicators go in both directions before the first forward
-    pass.  They are of another type than what the same ranks transfer later.
+    pass.  They are of another type than what the same ranks transfer later.  Groups
+    that also transfer in autograd's backward pass are no pipeline (ring attention).
     """
     site, between = calls.table["site"], calls.between_stages
     started = np.logical_or.accumulate(calls.exchange)
     later = set(site[between & started].tolist())
     peers = {(calls.sites[n].group, calls.sites[n].peers) for n in later}
-    setup = [
-        n not in later and (s.group, s.peers) in peers
+    inside = np.unique(site[between & calls.backward]).tolist()
+    rings = {calls.sites[n].group for n in inside}
+    others = [
+        (n not in later and (s.group, s.peers) in peers) or s.group in rings
         for n, s in enumerate(calls.sites)
     ]
-    return between & ~calls.where(setup)
+    return between & ~calls.where(others)
 
 
-def _ends(calls: Calls, at: int) -> tuple[int, int]:
-    """Return the source and destination ranks of a transfer, -1 if unknown."""
-    return _ends_of(calls, int(calls.table["site"][at]))
-
-
-def _ends_of(calls: Calls, number: int) -> tuple[int, int]:
+def _ends(calls: Calls, number: int) -> tuple[int, int]:
+    """Return the source and destination ranks of a site's transfers, -1 if unknown."""
     site = calls.sites[number]
     ranks = calls.groups[site.group].ranks
     source, destination = (ranks[p] if p >= 0 else -1 for p in site.peers)
@@ -278,7 +277,7 @@ def _computes_one_stage(calls: Calls, transfers: Bool, before: int) -> bool:
     sources: set[int] = set()
     for at in np.flatnonzero(transfers | calls.exchange).tolist():
         if transfers[at]:
-            source, destination = _ends(calls, at)
+            source, destination = _ends(calls, calls.table["site"][at])
             if destination == calls.rank:
                 sources.add(source)
             continue

@@ -64,6 +64,8 @@ def with_router_layers(
     record: Record, layers: Mapping[int, Mapping[int, int]]
 ) -> Record:
     """Change the layers that hooks report: by rank, the layer by the reported one."""
+    if not any(layers.values()):
+        return record
     sites, calls = SiteNumbers(record.sites), record.calls.copy()
     moved = set[tuple[int, int, int]]()
     for rank, of_rank in layers.items():
