@@ -1,6 +1,7 @@
 """Overhead of recording an all-to-all, compared with a process without a recorder.
 
-Real ranks exchange rows in a loop, over gloo or, with ``--device cuda``, over NCCL.
+Real ranks exchange rows in a loop, over gloo or, with ``--device cuda``, over NCCL, in
+the modules of a model, as MoE layers do: a recorder names the module of each call.
 Blocks without any recorder alternate with blocks under each way of recording, in the
 same processes: the recorder is started before its block and closed after it, and
 torch's own dispatcher and ``Work.wait`` are in place otherwise.  A pair is a recorded
@@ -51,12 +52,13 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from page import save
 from scipy.stats import quantile_test
+from torch import nn
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 from moetraffic import Recorder
 from moetraffic.capture.hook import native
 
-STEP_CALLS, ROWS, COLUMNS = 64, 16, 16
+STEP_CALLS, LAYERS, ROWS, COLUMNS = 64, 4, 16, 16
 SLOW = {"profiler": 8, "observer": 16}  # times fewer steps a block
 QUIET_S = 0.05  # without processor time, after which a process has nothing to do
 START_S, DRAIN_S = 10.0, 5.0
@@ -65,10 +67,11 @@ CLOCKS = ("thread", "process", "writer", "wall")
 Way = Callable[[Path], Any]
 
 
-class Exchange:
-    """All-to-alls with uneven splits, as routers produce them."""
+class Layer(nn.Module):
+    """All-to-all with uneven splits, as routers produce them."""
 
     def __init__(self, rank: int, world: int, device: str) -> None:
+        super().__init__()
         even = [1 / world] * world
         generator = np.random.default_rng(1)
         splits = generator.multinomial(world * ROWS, even, size=world)
@@ -76,12 +79,28 @@ class Exchange:
         self.input = torch.ones(sum(self.sent), COLUMNS, device=device)
         self.output = torch.empty(sum(self.received), COLUMNS, device=device)
 
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        dist.all_to_all_single(self.output, rows, self.received, self.sent)
+        return rows
+
+
+class Exchange(nn.Module):
+    """Model of several layers, each an all-to-all."""
+
+    def __init__(self, rank: int, world: int, device: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(rank, world, device) for _ in range(LAYERS))
+        self.input = self.layers[0].input
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            rows = layer(rows)
+        return rows
+
     def steps(self, number: int, end: Callable[[], None]) -> None:
         for _ in range(number):
-            for _ in range(STEP_CALLS):
-                dist.all_to_all_single(
-                    self.output, self.input, self.received, self.sent
-                )
+            for _ in range(STEP_CALLS // LAYERS):
+                self(self.input)
             end()
         if self.input.is_cuda:
             torch.cuda.synchronize()

@@ -27,7 +27,7 @@ class CallContext:
     layer: int = -1
     phase: str = ""
     label: str = ""
-    linked: bool = False  # set by a hook on a module, not by the program
+    linked: bool = False  # set by a hook on a router, not by the program
     module_call: int = 0  # of the calling module, see hook.calling_block; 0: unknown
     evaluates: int = 0  # 1: autograd does not record, 2: the module evaluates
 
@@ -67,10 +67,7 @@ def place() -> CallContext:
 
 
 def set_context(context: CallContext) -> CallContext:
-    """Set the current thread's annotation; return the previous one.
-
-    For hooks, which cannot use a ``with`` statement: they restore it.
-    """
+    """Set the current thread's annotation; return the previous one."""
     before, here.place = here.place, context
     if _mirror is not None:
         _mirror(context)

@@ -404,7 +404,7 @@ def _json_value(name: Any) -> Any:
     if isinstance(name, CallingModule):
         return asdict(name)
     if isinstance(name, tuple):
-        return {"kind": name[1], "ranks": name[2]}
+        return dict(zip(("name", "kind", "ranks"), name, strict=True))
     if isinstance(name, torch.dtype):
         return str(name).removeprefix("torch.")
     return "" if name is None else name

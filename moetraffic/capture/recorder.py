@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from moetraffic import __version__
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
 from moetraffic.trace.choices import NO_SAMPLE
+from moetraffic.trace.inference.routers import ROUTER
 from moetraffic.trace.merge import log_format as words
 from moetraffic.trace.merge.log_folder import (
     discard,
@@ -37,7 +39,7 @@ from moetraffic.trace.merge.log_folder import (
 from moetraffic.trace.model import MOST_TOKEN_SAMPLE, ROUTING, Meta
 
 from . import clock_offset, running
-from .annotate import CallContext, here, is_layer, subscribe
+from .annotate import CallContext, is_layer, subscribe
 from .group_kinds import kind_of
 from .hook import calls as hook
 from .hook.calling_block import BlockSearch
@@ -45,7 +47,7 @@ from .hook.completion import CompletionTracker, DeviceClock
 from .hook.native import load
 from .log import Log, RecordQueue
 from .optimizer_steps import OptimizerSteps
-from .routers.router_hooks import LABEL, watch_routers
+from .routers.router_hooks import watch_routers
 from .shared_store import SharedStore
 from .token_sample import TokenSample, choice_ids
 from .validation import (
@@ -227,7 +229,7 @@ class Recorder:
         self._undo.callback(subscribe(self._routing, choices=self._tokens > 0))
         self._undo.callback(
             watch_routers(
-                self._routing,
+                partial(self._routing, label=ROUTER),
                 on_failure=lambda error: self._omitted.add(ROUTING, error),
                 on_router=self._router_seen,
                 choices=self._tokens > 0,
@@ -457,17 +459,19 @@ class Recorder:
         dropped: torch.Tensor | None,
         group: dist.ProcessGroup | None,
         chosen: torch.Tensor | None = None,
+        label: str = "",
     ) -> None:
-        """Record a routing, and its counts when its device has computed them."""
+        """Record a routing, and its counts when its device has computed them.
+
+        A report may leave its group out, and a hook (``label``) may not know it: the
+        merge then determines it.
+        """
         try:
             owner = group if group is not None else dist.group.WORLD
             if owner is None or self._log is None:
                 return  # no process group: no communication
             if not is_layer(layer):
                 raise ValueError(f"a layer is an index from 0 on, not {layer!r}")
-            # a report may leave its group out, and a hook may not know it: the merge
-            # then determines it
-            label = LABEL if here.place.label == LABEL else ""
             log, again = self._log, torch._C._current_graph_task_id() != -1
             # a recomputed forward pass reports the same tokens again
             sample = None if again else self._sampled(chosen)

@@ -306,6 +306,7 @@ class Meta:
     virtual: bool = False  # one process for all ranks: wire follows from routing
     complete: bool = True  # every rank's record reaches the end of the run
     missing: str = ""  # description of what is missing; "" when complete
+    omitted: int = 0  # collective calls that ranks counted but could not record
     every: int = 1  # of the iterations, every N-th is recorded
     inferred: str = ""  # what an import inferred, and from what
     moetraffic: str = ""  # versions of the software that made it

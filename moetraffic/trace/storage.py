@@ -430,8 +430,8 @@ def load(path: Path, kind: type[T]) -> T:
 
 def _read(file: TraceFile, kind: type[T]) -> T:
     names = {field.name: field.type for field in fields(Meta)}
-    about = {name: file.attributes[name] for name in names if name != "nodes"}
-    about |= {name: bool(about[name]) for name, t in names.items() if t == "bool"}
+    about = {name: file.attributes[name] for name in names if name in file.attributes}
+    about |= {n: bool(about[n]) for n, t in names.items() if t == "bool" and n in about}
     nodes = file.text("rank/node")
     panels: dict[str, Panel] = {}
     parts = [dict.fromkeys(CALL_COLUMNS, np.zeros(0, np.int64))]

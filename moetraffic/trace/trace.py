@@ -12,6 +12,7 @@ without start and end of ``routing_WxE``.  Routings of W ranks and E experts hav
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -22,7 +23,6 @@ import numpy.typing as npt
 from moetraffic.arrays import Bool, Int32, Int64, UInt8
 from moetraffic.errors import TraceError
 from moetraffic.spelling import check_choice
-from moetraffic.tables import ShownAsTables
 
 from . import clock, labeled, matrix, storage
 from .choices import ExpertIds
@@ -57,7 +57,7 @@ T = TypeVar("T", bound="Trace")
 TIMES = ("issue", "start", "end")
 
 
-class Trace(ShownAsTables):
+class Trace:
     """Communication trace of a captured, imported, generated or replayed training run.
 
     Open a file with :meth:`open`, or make a trace of arrays with :meth:`from_arrays`.
@@ -287,6 +287,12 @@ class Trace(ShownAsTables):
         model = f" run of {meta.model}" if meta.model else " run"
         shown = ", ".join(filter(None, (f"{meta.origin}{model}", *parts)))
         return f"<Trace {self.name!r}: {shown}>"
+
+    def _repr_html_(self) -> str:
+        """Format the contents as HTML for a notebook, as ``moetraffic info`` does."""
+        view = import_module("moetraffic.report.views.info")
+        path = self.file.path if self.file else None
+        return str(view.info(self, path)._repr_html_())
 
     @property
     def name(self) -> str:

@@ -164,6 +164,23 @@ def own_loop(folder: Path, rank: int) -> dict[str, Any]:
     return {"output": output.sum().item(), "said": recorder.warnings}
 
 
+def equal_ranks(folder: Path, rank: int) -> dict[str, Any]:
+    """Groups of the same ranks: for experts, for gradients, and new ones."""
+    experts, gradients = dist.new_group([0, 1]), dist.new_group([0, 1])
+    layer = Layer(rank)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with Recorder(folder / "equal.h5") as recorder:
+        for _ in range(4):
+            dist.barrier(group=dist.new_group([0, 1]))
+            rows, splits = torch.ones(8, 8), (layer.received, layer.sent)
+            arrived = torch.empty(sum(layer.received), 8)
+            dist.all_to_all_single(arrived, rows, *splits, group=experts)
+            layer.expert(arrived).sum().backward()
+            dist.all_reduce(layer.expert.weight.grad, group=gradients)
+            optimizer.step()
+    return {"said": recorder.warnings}
+
+
 def noted() -> int:
     """How many calls the hook has noted in this process."""
     compiled = native.load()
@@ -348,6 +365,7 @@ SCENES: dict[str, tuple[int, Callable[[Path, int], dict[str, Any]]]] = {
     "padded": (2, lambda folder, rank: trained(folder, rank, "padded")),
     "bare": (4, bare),
     "own": (2, own_loop),
+    "equal": (2, equal_ranks),
     "refusals": (2, refusals),
     "clocks": (3, clocks),
     "foreign": (2, foreign),
@@ -365,7 +383,7 @@ def play(name: str, folder: Path, rank: int, world: int) -> None:
     (folder / f"{name}-{rank}.json").write_text(json.dumps(seen))
 
 
-FEW = ("dropless", "dropped", "padded", "bare", "own")
+FEW = ("dropless", "dropped", "padded", "bare", "own", "equal")
 """What every test run plays; the other scenes are for the slow tests."""
 
 

@@ -151,6 +151,16 @@ def test_expert_data_parallel_groups_are_told_apart(stage: Path) -> None:
         }
 
 
+def test_groups_of_the_same_ranks_stay_apart(stage: Path) -> None:
+    with Trace.open(stage / "equal.h5") as trace:
+        assert {(g.kind, g.ranks) for g in trace.groups} == {("world", (0, 1))}
+        assert [g.number for g in trace.groups] == [0, 1, 2]
+        # those that are made in each step are one
+        calls = [(site.group, site.operation) for site in trace.sites]
+        assert calls == [(0, "barrier"), (1, "all_to_all"), (2, "all_reduce")]
+        assert len(trace.find(operation="barrier")) == 4
+
+
 def test_every_collective_of_an_own_loop_is_seen(stage: Path, seen: Seen) -> None:
     assert seen("own")[0]["said"] == []
     with Trace.open(stage / "own.h5") as trace:

@@ -186,8 +186,8 @@ def test_sampled_iterations_keep_their_numbers(long_stage: Path) -> None:
         calls = np.bincount(trace.occurrences.iteration, minlength=12)
         assert calls[[0, 3, 9]].tolist() == [4] * 3
         assert calls.sum() == 12
-        analysis = analyze(trace)
-    assert any("one of 3 iterations" in note for note in analysis.notes)
+        result = analyze(trace)
+    assert any("one of 3 iterations" in note for note in result.notes)
 
 
 @pytest.mark.slow

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis import analyze
-from moetraffic.analysis.omissions import UNCOUNTED as DROPPED_BEFORE
-from moetraffic.analysis.omissions import demand_remarks
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import ROUTING, DroppedForm, Trace
@@ -114,7 +112,7 @@ def test_a_dispatch_of_more_rows_than_routed_copies_is_named(
             "a dispatch of layer 0 sends 128 rows, but 64 token copies were routed"
             in trace.meta.contradiction
         )
-        assert trace.meta.contradiction in analyze(trace, parts="claims").notes
+        assert trace.meta.contradiction in analyze(trace, parts="evenness").notes
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_fewer_rows_than_routed_copies_are_counted_in_each_layer(
             "rows sent once for several experts, or a routing that is not that of the "
             "layer"
         )
-        assert said in analyze(trace, parts="claims").notes
+        assert said in analyze(trace, parts="evenness").notes
 
 
 @pytest.mark.parametrize(
@@ -177,9 +175,11 @@ def test_dropped_copies_are_known_only_where_they_were_reported_or_all_were_sent
         routed = trace.find(operation=ROUTING, kind=None)
         used = {trace.sites[n] for n in trace.occurrences.site[routed].tolist()}
         assert {site.dropped for site in used} == {form}
-        stated = [note for note in demand_remarks(trace) if DROPPED_BEFORE in note]
+        notes = analyze(trace, parts="evenness").notes
+        stated = [note for note in notes if "copies dropped before" in note]
         assert stated == [
-            f"layers 0, 1: {DROPPED_BEFORE} are unknown, the demand is what was sent"
+            "layers 0, 1: copies dropped before a router's output are unknown, the "
+            "demand is what was sent"
         ] * (form == UNCOUNTED)
         steps = step_rows(trace, trace.iterations)
         shown = np.array([[r.dropped for r in s.layers.values()] for s in steps])

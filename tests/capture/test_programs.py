@@ -35,7 +35,7 @@ Once = Callable[[str, Callable[[Path], None]], Path]
 
 
 def check(folder: Path, name: str) -> None:
-    verdict = judge(folder, by_call=True)
+    verdict = judge(folder)
     unknown = {aspect for aspect, number in verdict.unnamed.items() if number}
     assert not verdict.faults, (verdict.examples, verdict.schedule)
     assert unknown <= UNKNOWN.get(name, set()), verdict.schedule

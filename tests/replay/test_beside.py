@@ -38,7 +38,7 @@ class Notes:
         self.calls = []
         self.groups = []
         self.numbers = {}
-        self.blocks = BlockSearch()
+        self.blocks = BlockSearch(self.number)
         self.completion = CompletionTracker(lambda _: None, DeviceClock(lambda _: None))
 
     def put(self, record):

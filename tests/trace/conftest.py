@@ -169,6 +169,7 @@ def as_ranks(record: Record) -> list[RankRecord]:
                 rank,
                 meta=record.meta,
                 groups=record.groups,
+                group_names=(),
                 sites=tuple(record.sites[n] for n in used.tolist()),
                 calls=calls,
                 steps=steps,

@@ -107,8 +107,8 @@ def test_a_replayed_trace_has_its_runs() -> None:
         # the times of the trace are those of one of the runs
         calls = completion(trace)
         sums = [
-            np.rint(calls.transfer_s[calls.site == s].sum() * 1e9)
-            for s in np.unique(calls.site)
+            np.rint(calls["transfer_s"][calls["site"] == s].sum() * 1e9)
+            for s in np.unique(calls["site"])
         ]
         shown = runs[(runs["number"] == 2) & (runs["site"] >= 0)]
         np.testing.assert_allclose(shown["transfer_ns"], sums, atol=1)

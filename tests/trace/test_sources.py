@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from moetraffic.data import path
 from moetraffic.interop import import_trace
 from moetraffic.interop.export import export_trace
 from moetraffic.interop.export.exporter import ExportOptions
-from moetraffic.report.results.overview import overview, sentence
+from moetraffic.report.views.info import info
 from moetraffic.trace import PHASES, ROUTING, Site, Source, Trace
 from moetraffic.trace.merge import log_format as log
 from moetraffic.trace.merge.merging import merge_records
@@ -175,10 +174,11 @@ def test_guesses_are_counted_and_named_where_a_trace_is_shown(tmp_path: Path) ->
     assert by_step == dict.fromkeys(by_step, "annotated") | {0: "inferred"}
     assert trace.to_xarray().attrs["source"] == "linked"
     trace.save(tmp_path / "run.h5")
-    plain = overview(trace, tmp_path / "run.h5")
-    assert plain["sources"] == source_counts(trace)
-    first = next(s for s in plain["sites"] if s["phase"] == "dispatch")
-    assert first["source"] == "inferred"
+    result = info(trace, tmp_path / "run.h5")
+    counts = source_counts(trace)
+    assert result.frame("sources").set_index("of").to_dict("index") == counts
+    calls = result.frame("calls")
+    assert set(calls[calls.call == "dispatch"].named_by) == {"inferred"}
 
 
 def test_a_table_of_calls_is_imported_with_its_sources(tmp_path: Path) -> None:
@@ -198,22 +198,3 @@ def test_a_table_of_calls_is_imported_with_its_sources(tmp_path: Path) -> None:
         assert read.steps.source.tolist() == [GUESSED] + [STATED] * (
             len(read.steps.source) - 1
         )
-
-
-@pytest.mark.parametrize(
-    ("kinds", "stated"),
-    [
-        (["train"], ""),
-        (["skipped"], " more in skipped steps"),
-        (["skipped", "evaluation"], " more in evaluation and skipped steps"),
-    ],
-)
-def test_bytes_of_other_steps_are_those_of_their_kinds(
-    kinds: list[str], stated: str
-) -> None:
-    with Trace.open(path("golden.h5")) as trace:
-        every = (*kinds, *trace.steps.kind[len(kinds) :])
-        other = trace.replaced(steps=replace(trace.steps, kind=every))
-        said = sentence(other, Path("run.h5"))
-    assert (" more in " in said) == bool(stated)
-    assert stated in said

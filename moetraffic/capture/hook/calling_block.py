@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
-from torch import nn
+from torch import is_tensor, nn
 
 from moetraffic.capture.annotate import NO_CONTEXT, CallContext
 from moetraffic.capture.model_modules import CONTAINERS, ModelModules
@@ -24,6 +23,7 @@ from moetraffic.capture.model_modules import CONTAINERS, ModelModules
 WRAPPER_PACKAGES = ("torch.", "builtins", "abc", "typing")
 """Packages of the classes of wrappers; FSDP2 adds its own to that of a module."""
 MOST_VAIN = 256  # all-to-alls that no module makes, after which the search ends
+CONTAINED = (0,)  # instead of ids: the module is in a container, and so of one layer
 _CALL = nn.Module._call_impl.__code__
 
 
@@ -43,29 +43,30 @@ class BlockSearch:
         self._calls: WeakKeyDictionary[
             nn.Module, dict[tuple[int, ...], tuple[int, Any]]
         ] = WeakKeyDictionary()
+        self._contexts: dict[tuple[int, int], CallContext] = {}
 
     def context(self, place: CallContext, *, exchange: bool) -> CallContext:
         """Return the context of a call, with its module if no program annotates it."""
-        if not exchange or (place != NO_CONTEXT and not place.linked):
+        if not exchange or (place is not NO_CONTEXT and place != NO_CONTEXT):
             return place
-        calling = _calling_module(sys._getframe(1))
-        context = place if calling is None else self._context(place, *calling)
+        calling = _calling_module(sys._getframe(1), self._calls)
+        context = place if calling is None else self._context(*calling)
         self._vain = 0 if context.module_call else self._vain + 1
         self.searches = self._vain < MOST_VAIN
         return context
 
     def _context(
-        self,
-        place: CallContext,
-        module: nn.Module,
-        given: Mapping[str, Any],
-        around: tuple[int, ...],
+        self, module: nn.Module, given: Mapping[str, Any], around: tuple[int, ...]
     ) -> CallContext:
-        values = (*given.get("args", ()), *given.get("kwargs", {}).values())
-        tensor = next((v for v in values if isinstance(v, torch.Tensor)), None)
+        tensor: Any = next((v for v in given.get("args", ()) if is_tensor(v)), None)
         if tensor is None:
-            return place  # its calls cannot be distinguished
-        calls = self._calls.setdefault(module, {})
+            named = given.get("kwargs", {}).values()
+            tensor = next((v for v in named if is_tensor(v)), None)
+            if tensor is None:
+                return NO_CONTEXT  # its calls cannot be distinguished
+        calls = self._calls.get(module)
+        if calls is None:
+            calls = self._calls[module] = {}
         if around not in calls:
             described = self._models.describe(module, around)
             calls[around] = 2 * self._number("module", described) + 2, _never
@@ -73,11 +74,16 @@ class BlockSearch:
         if last() is not tensor:
             call ^= 1
             calls[around] = call, ref(tensor)
-        recorded = tensor.requires_grad or torch.is_grad_enabled()
-        evaluates = 0 if recorded else 1
         if not module.training:
             evaluates = 2
-        return replace(place, module_call=call, evaluates=evaluates)
+        else:
+            evaluates = int(not (tensor.requires_grad or torch.is_grad_enabled()))
+        key = call, evaluates
+        context = self._contexts.get(key)
+        if context is None:
+            context = CallContext(module_call=call, evaluates=evaluates)
+            self._contexts[key] = context
+        return context
 
 
 def _never() -> ReferenceType[Any] | None:
@@ -85,7 +91,7 @@ def _never() -> ReferenceType[Any] | None:
 
 
 def _calling_module(
-    frame: FrameType | None,
+    frame: FrameType | None, known: Mapping[nn.Module, Mapping[tuple[int, ...], Any]]
 ) -> tuple[nn.Module, Mapping[str, Any], tuple[int, ...]] | None:
     """Return the calling module, the local variables of its call, and what is around.
 
@@ -93,6 +99,7 @@ def _calling_module(
     innermost module that is no wrapper of torch's, as in a recomputed pass.  A module
     that several layers share (a token dispatcher) is another one within each: of the
     latter, the ids of the modules around it are returned too, innermost first.
+    ``known`` are modules that were found before, with what is around them.
     """
     inner: tuple[nn.Module, Mapping[str, Any]] | None = None
     own: tuple[nn.Module, Mapping[str, Any]] | None = None
@@ -103,7 +110,9 @@ def _calling_module(
             module = given.get("self")
             if isinstance(module, nn.Module):
                 if inner is not None and _contains(module, inner[0]):
-                    return (*inner, ())
+                    return (*inner, CONTAINED)
+                if CONTAINED in known.get(module, ()):
+                    return module, given, CONTAINED
                 inner = module, given
                 if own is not None:
                     around.append(id(module))

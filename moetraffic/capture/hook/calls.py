@@ -133,13 +133,15 @@ def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], No
 
 
 def _install_native(sink: CallSink, native: ModuleType) -> Callable[[], None]:
-    def arrive(operation: int) -> tuple[int, int, bool]:
-        context, blocks = here.place, sink.blocks
-        searches = blocks.searches
-        if searches:
-            context = blocks.context(context, exchange=operation == ALL_TO_ALL)
+    def arrive() -> tuple[int, int]:
         thread = sink.number("thread", _thread())
-        return thread, sink.number("context", context), searches
+        return thread, sink.number("context", here.place)
+
+    def search() -> int:
+        if not sink.blocks.searches:
+            return -1
+        context = sink.blocks.context(here.place, exchange=True)
+        return sink.number("context", context)
 
     def remove() -> None:
         annotate.mirror(None)
@@ -151,6 +153,7 @@ def _install_native(sink: CallSink, native: ModuleType) -> Callable[[], None]:
             for name, (operation, group, given) in COLLECTIVES.items()
         ],
         arrive,
+        search,
         lambda group: sink.meet(_unbox(group)),
         # a dtype is given by a tensor of that dtype
         lambda kind, name: sink.number(kind, getattr(name, "dtype", name)),

@@ -170,15 +170,15 @@ auto& device_calls = *new DeviceCalls;
 // State of an installation.  It is never destroyed: a call that is under way in another
 // thread may still use it after the hook is removed.
 struct Installed {
-  py::object arrive, meet, number, launched, failed;
+  py::object arrive, search, meet, number, launched, failed;
   int64_t generation;
+  std::atomic<bool> searches{true};  // for the calling module of all-to-alls
   Numbers groups, dtypes, nodes;
   std::mutex lock;
 };
 
 struct Thread {
   int64_t generation = -1, number = -1, context = -1;
-  bool searches = true;              // for the calling module of all-to-alls
   int64_t waiting = -1;              // synchronous call for which the thread waits next
   const c10d::Work* work = nullptr;  // its work, never dereferenced
   Event before;                      // its event, if it is on a device
@@ -190,16 +190,22 @@ std::unique_ptr<torch::Library> library;
 thread_local Thread here;
 
 // Numbers this thread and its context, if they are new.
-void arrive(Installed& now, int64_t operation) {
-  const bool searched = here.searches && operation == ALL_TO_ALL;
-  if (here.generation == now.generation && !searched) return;
+void arrive(Installed& now) {
+  if (here.generation == now.generation) return;
   py::gil_scoped_acquire python;
-  py::tuple reply = now.arrive(operation);
+  py::tuple reply = now.arrive();
   here.number = reply[0].cast<int64_t>();
   here.context = reply[1].cast<int64_t>();
-  // the module of an all-to-all is searched at every call, and is not of the next one
-  here.searches = reply[2].cast<bool>();
-  here.generation = here.searches && operation == ALL_TO_ALL ? -1 : now.generation;
+  here.generation = now.generation;
+}
+
+// Returns the number of a call's context, with the module that makes an all-to-all.
+int64_t context_of(Installed& now, int64_t operation) {
+  if (operation != ALL_TO_ALL || !now.searches) return here.context;
+  py::gil_scoped_acquire python;
+  const auto context = now.search().cast<int64_t>();
+  now.searches = context >= 0;
+  return now.searches ? context : here.context;
 }
 
 // Returns the number of a name, which `ask` returns at its first use.
@@ -325,10 +331,11 @@ void record(Installed& now, const Operator& what, Call& call) {
   });
   const auto sends = static_cast<int64_t>(call.sent.size());
   const auto receives = static_cast<int64_t>(call.received.size());
+  const int64_t context = context_of(now, what.operation);
   const int64_t number = numbers.fetch_add(1);
   const int64_t head[CALL_HEAD] = {
       CALL, CALL_HEAD + sends + receives, number, now_ns(), what.operation, call.group,
-      here.context, dtype, here.number, in_backward, c10::GradMode::is_enabled(), link,
+      context, dtype, here.number, in_backward, c10::GradMode::is_enabled(), link,
       node, call.source, call.destination, call.bytes, call.row, call.rows_sent,
       call.rows_received, sends, receives};
   if (!queue.put(head, call.sent, call.received)) return;
@@ -371,7 +378,7 @@ struct Kernel final : public c10::OperatorKernel {
     here.waiting = -1;
     here.before = nullptr;
     try {
-      arrive(*now, what.operation);
+      arrive(*now);
       const auto given = torch::jit::last(*stack, handle.schema().arguments().size());
       call = describe(*now, what, given.data());
       record(*now, what, call);
@@ -453,10 +460,11 @@ void uninstall() {
 }
 
 void install(const py::list& operators, const py::object& arrive,
-             const py::object& meet, const py::object& number,
-             const py::object& launched, const py::object& failed) {
-  auto* now = new Installed{arrive,   meet,   number,
-                            launched, failed, generations.fetch_add(1)};
+             const py::object& search, const py::object& meet,
+             const py::object& number, const py::object& launched,
+             const py::object& failed) {
+  auto* now = new Installed{arrive, search,   meet,
+                            number, launched, failed, generations.fetch_add(1)};
   library = std::make_unique<torch::Library>(torch::Library::IMPL, "c10d",
                                              std::nullopt, __FILE__, __LINE__);
   const c10::DispatchKeySet after(c10::DispatchKeySet::FULL_AFTER, KEY);
@@ -508,11 +516,11 @@ py::tuple take() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<c10::Event, Event>(module, "Event", py::module_local());
   // Installs a kernel on each operator, given by name, index into OPERATIONS, positions
-  // of the process group and of the input (-1: none).  arrive(operation) returns the
-  // numbers of a new thread and its context, and whether to call it again in the next
-  // call; meet(group) and number(kind, name) those of a group, of a dtype (given by a
-  // tensor) or of an autograd node.  launched is CompletionTracker's, of asynchronous
-  // calls; failed(operator, reason) receives errors of the hook.
+  // of the process group and of the input (-1: none).  arrive() returns the numbers of
+  // a new thread and its context, search() that of an all-to-all's context, -1 to end
+  // the search; meet(group) and number(kind, name) those of a group, of a dtype (given
+  // by a tensor) or of an autograd node.  launched is CompletionTracker's, of
+  // asynchronous calls; failed(operator, reason) receives errors of the hook.
   module.def("install", &install);
   module.def("uninstall", &uninstall);
   // Sets the number of this thread's context.

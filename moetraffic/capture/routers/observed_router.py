@@ -1,7 +1,7 @@
-"""Forward hooks of an observed router and of its MoE layer.
+"""Forward hook of an observed router.
 
-The hooks are objects, so that a hooked model can be copied and pickled: a copy shares
-the hooks, and a pickle contains no-op hooks.
+The hook is an object, so that a hooked model can be copied and pickled: a copy shares
+the hook, and a pickle contains a no-op hook.
 
 In a module that torch compiles, a router's hook becomes one operator of the graph,
 ``moetraffic::routed``, which passes the router's output to the hook when the graph
@@ -12,17 +12,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-
-from moetraffic.capture import annotate
-from moetraffic.capture.annotate import NO_CONTEXT, CallContext
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -41,30 +36,24 @@ GROUPS = (
 class _NoHooks:
     def __call__(self, *_: Any, **__: Any) -> None: ...
 
-    enter = leave = __call__
 
+class ObservedRouter:
+    """Forward hook of one router, which reports the router's output."""
 
-class _SharedHooks:
-    """Hooks that copies of a module share, and that pickles do not contain."""
+    def __init__(self, hooks: RouterHooks, reader: Reader, module: nn.Module) -> None:
+        self.hooks, self.reader = hooks, reader
+        self.module = ref(module)
+        self.holder: ReferenceType[nn.Module] | None = None  # its MoE layer
+        self.layer = -1
+        self._group: ReferenceType[dist.ProcessGroup] | None = None
+        self.key = next(_numbers)
+        _entries[self.key] = self
 
     def __deepcopy__(self, _memo: Any) -> Any:
         return self
 
     def __reduce__(self) -> Any:
         return _NoHooks, ()
-
-
-class ObservedRouter(_SharedHooks):
-    """Forward hook of one router, which reports the router's output."""
-
-    def __init__(self, hooks: RouterHooks, reader: Reader, module: nn.Module) -> None:
-        self.hooks, self.reader = hooks, reader
-        self.module = ref(module)
-        self.block: LayerHooks | None = None  # of its MoE layer
-        self.layer = -1
-        self._group: ReferenceType[dist.ProcessGroup] | None = None
-        self.key = next(_numbers)
-        _entries[self.key] = self
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """Report the router's output, or insert a reporting operator when tracing."""
@@ -83,7 +72,7 @@ class ObservedRouter(_SharedHooks):
         """Find the expert-parallel group in the framework's attributes, or None."""
         if self._group is not None and (group := self._group()) is not None:
             return group
-        holder = None if self.block is None else self.block.module()
+        holder = self.holder and self.holder()
         values: list[Any] = [
             functools.reduce(
                 lambda value, name: getattr(value, name, None), path.split("."), module
@@ -105,49 +94,6 @@ class ObservedRouter(_SharedHooks):
                 self._group = ref(value)
                 return value
         return None
-
-
-class LayerHooks(_SharedHooks):
-    """Hooks of a MoE layer, which set the layer context while it runs."""
-
-    def __init__(
-        self, hooks: RouterHooks, router: ObservedRouter, module: nn.Module
-    ) -> None:
-        self.hooks, self.router = hooks, router
-        self.module = ref(module)
-        # of each thread: contexts that running calls have replaced, None where not
-        self._before = defaultdict[int, list[CallContext | None]](list)
-        self._place = CallContext(linked=True)
-        self._holds: bool | None = None  # unknown before the first call
-
-    def enter(self, module: nn.Module, _inputs: Any) -> None:
-        """Set the layer context unless the program has set an annotation."""
-        if torch.compiler.is_compiling():
-            return
-        before: CallContext | None = None
-        try:
-            here = annotate.place()
-            if self._holds is None:
-                # DeepSpeed's AutoEP replaces the MoE blocks of a built model
-                router = self.router.module()
-                self._holds = any(part is router for part in module.modules())
-            if (here == NO_CONTEXT or here.linked) and self._holds:
-                if self._place.layer < 0:
-                    layer = self.hooks.layer(self.router)
-                    self._place = CallContext(layer, linked=True)
-                before = annotate.set_context(self._place)
-        except Exception as error:
-            # no error of the recording may reach the training
-            self.hooks.on_failure(error)
-        self._before[threading.get_ident()].append(before)
-
-    def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        """Restore the context before the MoE layer."""
-        if torch.compiler.is_compiling():
-            return
-        contexts = self._before[threading.get_ident()]
-        if contexts and (before := contexts.pop()) is not None:
-            annotate.set_context(before)
 
 
 # ---- in compiled modules -----------------------------------------------------------

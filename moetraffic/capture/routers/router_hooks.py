@@ -2,8 +2,7 @@
 
 Routers are recognized by the names of their classes (:mod:`.router_readers`), whether
 they are created before or after the hooks are installed.  Other modules have no
-overhead.  The module that contains a router is the MoE layer: while it runs,
-collectives without an annotation of their own are assigned to its layer.
+overhead.
 """
 
 from __future__ import annotations
@@ -14,20 +13,18 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from moetraffic.capture import annotate
-from moetraffic.capture.annotate import CallContext, RoutingSink, require
+from moetraffic.capture.annotate import RoutingSink, require
 from moetraffic.capture.model_modules import CONTAINERS, modules_alive
 
 from . import layer_index, router_readers
-from .observed_router import LayerHooks, ObservedRouter, has_no_values, local
-
-LABEL = "router"
+from .observed_router import ObservedRouter, has_no_values, local
 
 _installed: list[RouterHooks] = []
 
@@ -93,10 +90,9 @@ def watch_routers(
     """Report the demand of all known routers; return the function that ends it.
 
     ``on_routing`` receives what :func:`.annotate.routing` does (``chosen`` only with
-    ``choices``) in a context with the label ``"router"``, and ``on_router`` the name of
-    a router's class and its experts per token, 0 if unknown.  Nothing is reported for
-    fake tensors, while a CUDA graph is captured, or of layers whose routing the program
-    itself reports.
+    ``choices``), and ``on_router`` the name of a router's class and its experts per
+    token, 0 if unknown.  Nothing is reported for fake tensors, while a CUDA graph is
+    captured, or of layers whose routing the program itself reports.
     """
     hooks = RouterHooks(on_routing, on_failure, on_router, choices)
     hooks.scan()
@@ -115,7 +111,7 @@ class RouterHooks:
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._routers = WeakKeyDictionary[nn.Module, ObservedRouter]()
-        self._layers = WeakKeyDictionary[nn.Module, LayerHooks]()
+        self._first = WeakKeyDictionary[nn.Module, ObservedRouter]()  # by MoE layer
         self._numbering = layer_index.LayerNumbering()
         self._own_program: set[int] = set()  # layers whose routing the program reports
         self._closed = False
@@ -157,7 +153,7 @@ class RouterHooks:
             self.on_failure(error)
 
     def _hook(self, module: nn.Module, holder: nn.Module | None) -> None:
-        """Install hooks on a router and its parent module."""
+        """Install the hook on a router, and note the MoE layer that contains it."""
         if type(holder).__module__.startswith("moetraffic."):
             return  # the package's own models report their routing
         entry = self._routers.get(module)
@@ -167,13 +163,9 @@ class RouterHooks:
             entry = self._routers[module] = ObservedRouter(self, reader, module)
             # before other hooks, which may change the router's output
             module.register_forward_hook(entry, prepend=True)
-        if holder is None or (entry.block and entry.block.module() is not None):
-            return
-        entry.block = self._layers.get(holder)
-        if entry.block is None:
-            entry.block = self._layers[holder] = LayerHooks(self, entry, holder)
-            holder.register_forward_pre_hook(entry.block.enter, prepend=True)
-            holder.register_forward_hook(entry.block.leave, always_call=True)
+        if holder is not None and (entry.holder is None or entry.holder() is None):
+            entry.holder = ref(holder)
+            self._first.setdefault(holder, entry)
 
     # ---- what the hooks call ---------------------------------------------------
 
@@ -187,7 +179,6 @@ class RouterHooks:
         """Read the expert demand from a router's output and report it."""
         if self._closed or module is None or has_no_values(output):
             return
-        before = annotate.place()
         try:
             with torch.no_grad(), _disable_current_modes():
                 decision = entry.reader(module, inputs, local(output))
@@ -196,21 +187,19 @@ class RouterHooks:
                 more: dict[str, Any] = {}
                 if self.choices:
                     more["chosen"] = decision.chosen and decision.chosen()
-            layer = before.layer
-            if before.linked or layer < 0:
+            layer = annotate.here.place.layer
+            if layer < 0:
                 # several routers of a layer (Tutel) have the number of the first one
-                layer = self.layer(entry.block.router if entry.block else entry)
+                holder = None if entry.holder is None else entry.holder()
+                layer = self.layer(entry if holder is None else self._first[holder])
             if layer in self._own_program:
                 return
             self.on_router(type(module).__name__, decision.k)
-            group = entry.group()
-            annotate.set_context(CallContext(layer, "", LABEL, linked=True))
-            self.on_routing(layer, decision.demand, decision.dropped, group, **more)
+            counts = decision.demand, decision.dropped
+            self.on_routing(layer, *counts, entry.group(), **more)
         except Exception as error:
             # no error of the recording may reach the training
             self.on_failure(error)
-        finally:
-            annotate.set_context(before)
 
     def layer(self, entry: ObservedRouter) -> int:
         """Return the layer number of a router, determined on first use.
@@ -240,7 +229,7 @@ class RouterHooks:
         self._own_program.add(layer)
 
     def undo(self) -> None:
-        """Remove all hooks on routers and MoE layers."""
+        """Remove all hooks on routers."""
         if self._closed:
             return
         self._closed = True
@@ -248,10 +237,6 @@ class RouterHooks:
         self._undo.close()
         # copied modules have hooks without handles
         for module in modules_alive():
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for key, hook in list(hooks.items()):
-                    owner: Any = getattr(hook, "__self__", hook)
-                    is_hook = isinstance(owner, (ObservedRouter, LayerHooks))
-                    if is_hook and owner.hooks is self:
-                        del hooks[key]
-                        module._forward_hooks_always_called.pop(key, None)
+            for key, hook in list(module._forward_hooks.items()):
+                if isinstance(hook, ObservedRouter) and hook.hooks is self:
+                    del module._forward_hooks[key]

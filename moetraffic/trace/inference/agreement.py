@@ -11,60 +11,56 @@ from moetraffic.trace.panel import count_equal
 
 from .calls import Calls
 
-Members = tuple[int, ...]
-MOST_GROUPS = 1 << 10  # limit of groups that have the same ranks
-
 
 class Shared:
     """Values of collectives, keyed so that all members of a group can look them up."""
 
     def __init__(self) -> None:
-        self._known: dict[Members, tuple[Int64, Int64]] = {}
+        self._known: dict[int, tuple[Int64, Int64]] = {}
 
     def values(self, calls: Calls) -> Int64:
         """Return each call's value as set by other members, ``[n]``; -1 for none."""
         values = np.full(len(calls.table), -1, np.int64)
-        for members, own, keys in collectives(calls):
-            if members in self._known and len(own):
-                known, numbers = self._known[members]
+        for group, own, keys in collectives(calls):
+            if group in self._known and len(own):
+                known, numbers = self._known[group]
                 place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
                 values[own] = np.where(known[place] == keys, numbers[place], -1)
         return values
 
     def add(self, calls: Calls, values: Int64) -> None:
         """Add a value for each call, ``[n]``, -1 for none; earlier values are kept."""
-        for members, every, all_keys in collectives(calls):
+        for group, every, all_keys in collectives(calls):
             kept = values[every] >= 0
             own, keys = every[kept], all_keys[kept]
             if len(own):
-                known, before = self._known.get(members, (keys[:0], values[:0]))
+                known, before = self._known.get(group, (keys[:0], values[:0]))
                 joined, first = np.unique(
                     np.concatenate([known, keys]), return_index=True
                 )
-                self._known[members] = (
+                self._known[group] = (
                     joined,
                     np.concatenate([before, values[own]])[first],
                 )
 
 
-def collectives(calls: Calls) -> Iterator[tuple[Members, Int64, Int64]]:
+def collectives(calls: Calls) -> Iterator[tuple[int, Int64, Int64]]:
     """Match a rank's calls with those of the other members of each group.
 
     Yields
     ------
-    members, own, keys
-        World ranks; ``[m]`` indices of the calls; ``[m]`` keys, equal on all members.
+    group, own, keys
+        Number of the group; ``[m]`` indices of the calls; ``[m]`` keys, equal on all
+        members.
     """
-    by_members: dict[Members, list[int]] = {}
-    for site, members in enumerate(calls.groups[s.group].ranks for s in calls.sites):
-        by_members.setdefault(members, []).append(site)
-    counted = calls.table["sequence"] >= 0
-    for members, sites in by_members.items():
-        own = np.flatnonzero(counted & np.isin(calls.table["site"], sites))
-        number = calls.table["sequence"][own].astype(np.int64)
-        # several groups of the same ranks count separately: the first call of a number
+    of_site = np.array([s.group for s in calls.sites], np.int64)
+    group = np.where(calls.table["sequence"] < 0, -1, of_site[calls.table["site"]])
+    for number in np.unique(group[group >= 0]).tolist():
+        own = np.flatnonzero(group == number)
+        sequence = calls.table["sequence"][own].astype(np.int64)
+        # groups that continue each other count separately: the first call of a number
         # is the same on all members, and so is the second
-        yield members, own, number * MOST_GROUPS + count_equal(number)
+        yield number, own, (count_equal(sequence) << 40) + sequence
 
 
 def agree(every: Sequence[Calls], names: Mapping[int, Int64]) -> int:

@@ -8,6 +8,7 @@ its iteration whose splits it reverses must be of one module: it is of the last 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +28,14 @@ def forward_calls(calls: Calls) -> Int64:
     sent = calls.where([d in ("forward", "recompute") for d in direction])
     back = calls.where([d == "backward" for d in direction])
     forward = calls.where([d == "forward" for d in direction])
-    group = np.array([s.group for s in calls.sites], np.int64)[table["site"]]
+    ranks = [calls.groups[s.group].ranks for s in calls.sites]
     linked: dict[int, list[int]] = defaultdict(list)
-    # without a number: calls by iteration, group and reversed splits
-    splits: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    # without a number: calls by iteration, ranks and reversed splits
+    splits: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     taken = set[int]()
     for call in np.flatnonzero(calls.exchange & (sent | back)).tolist():
         link, shares = int(table["link"][call]), calls.share[call].tolist()
-        key = (int(table["iteration"][call]), int(group[call]))
+        key = int(table["iteration"][call]), ranks[table["site"][call]]
         if sent[call]:
             if link >= 0:
                 linked[link].append(call)
@@ -54,11 +55,11 @@ def forward_calls(calls: Calls) -> Int64:
 
 
 def _reverses(calls: Calls, call: int, gradient: int) -> bool:
-    """Return whether a gradient has the reversed splits of a call of the same group."""
+    """Return whether a gradient has the reversed splits of a call of the same ranks."""
     of_call, of_gradient = (
         calls.sites[calls.table["site"][n]] for n in (call, gradient)
     )
-    if of_call.group != of_gradient.group:
+    if calls.groups[of_call.group].ranks != calls.groups[of_gradient.group].ranks:
         return False
     prints = calls.share
     if of_call.dtype == of_gradient.dtype:

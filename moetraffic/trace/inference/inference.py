@@ -215,18 +215,12 @@ def _name_units(
         layer = layers.layer(unit)
         if layer < 0 or unit.has_several:
             continue
-        module = CallingModule(name="", model=-1, order=())
-        if unit.module:
-            module = modules[unit.rank][unit.module - 1]
+        number = unit.module
+        module = modules[unit.rank][number - 1] if number else CallingModule()
+        place = Name(layer=layer, module=module.name, stage=module.stage)
         for call, role in zip(unit.calls, unit.roles, strict=True):
             if role.phase or role.label:
-                name = Name(
-                    phase=role.phase,
-                    label=role.label,
-                    layer=layer,
-                    module=module.name,
-                    stage=module.stage,
-                )
+                name = replace(place, phase=role.phase, label=role.label)
                 names.of_call[unit.rank][call] = names.number(name)
     return names
 

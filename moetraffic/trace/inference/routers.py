@@ -27,7 +27,7 @@ from moetraffic.trace.model import (
 )
 
 AGAIN = ("backward", "recompute")
-ROUTED, ANNOTATED, HOOKED = 1, 2, 3
+ROUTED, ANNOTATED = 1, 2
 ROUTER = "router"
 """Label of the routings that the hook on a router reads."""
 
@@ -129,8 +129,11 @@ def without_read_routings(record: Record) -> Record:
 
 
 def with_groups(record: Record) -> Record:
-    """Assign routings whose group is unknown to the group of their layer's dispatch."""
-    if not any(_unbound(site, record) for site in record.sites):
+    """Assign routings whose group is unknown to the group of their layer's dispatch.
+
+    A program may also report a group whose ranks are those of the dispatch's group.
+    """
+    if not any(site.operation == ROUTING for site in record.sites):
         return record
     sites, calls = SiteNumbers(record.sites), record.calls.copy()
     wide = record.placements
@@ -147,7 +150,10 @@ def with_groups(record: Record) -> Record:
         for number in numbers.tolist():
             site = record.sites[number]
             group = groups.get(site.layer, site.group)
-            if group == site.group or not _unbound(site, record):
+            same = record.groups[group].ranks == record.groups[site.group].ranks
+            if site.operation != ROUTING or group == site.group:
+                continue
+            if not (same or _unbound(site, record)):
                 continue
             placements = _rebound(placements, site, group, record.groups)
             rebound |= (wide["group"] == site.group) & (wide["layer"] == site.layer)
@@ -195,18 +201,13 @@ def _rebound(rows: Any, site: Site, after: int, groups: Sequence[Group]) -> Any:
 
 
 def _role(site: Site) -> int:
-    """Return what a call shows of the layers: ROUTED, ANNOTATED, HOOKED or 0."""
+    """Return what a call shows of the layers: ROUTED, ANNOTATED or 0."""
     if site.layer < 0 or site.direction in AGAIN:
         return 0
     linked = site.source == Source.LINKED
     if site.operation == ROUTING:
         return ROUTED if linked else 0
-    if site.operation != ALL_TO_ALL:
-        return 0
-    if not linked:
-        return ANNOTATED
-    # counts and indices are exchanged before the dispatch
-    return 0 if site.dtype.startswith(("int", "uint")) else HOOKED
+    return ANNOTATED if site.operation == ALL_TO_ALL and not linked else 0
 
 
 def _matched(

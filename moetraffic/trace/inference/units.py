@@ -52,7 +52,7 @@ NO_ROLE = Role()
 class Token(NamedTuple):
     """Attributes of a call that are equal in all units with the same roles."""
 
-    group: int  # in the unit's order of first use
+    group: int  # its ranks, in the unit's order of first use
     width: int  # ranks of the group
     dtype: str
     row_bytes: int  # 0 where calls of this type have many sizes
@@ -240,13 +240,14 @@ def _row_sizes(every: Sequence[Calls]) -> dict[tuple[int, str], set[int]]:
 def _word(
     calls: Calls, unit: Unit, sizes: dict[tuple[int, str], set[int]]
 ) -> tuple[Token, ...]:
-    groups: dict[int, int] = {}
+    groups: dict[tuple[int, ...], int] = {}
     tokens = []
     for number in calls.table["site"][unit.calls].tolist():
         site = calls.sites[number]
-        width = len(calls.groups[site.group].ranks)
+        ranks = calls.groups[site.group].ranks
+        width = len(ranks)
         few = len(sizes[width, site.dtype]) <= FEW
-        group = groups.setdefault(site.group, len(groups))
+        group = groups.setdefault(ranks, len(groups))
         tokens.append(Token(group, width, site.dtype, site.row_bytes if few else 0))
     return tuple(tokens)
 

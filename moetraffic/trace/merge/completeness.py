@@ -17,12 +17,25 @@ from .rank_record import RankRecord, Record, Table
 STEP_VALUES = frozenset(("loss", "token count", "step kind"))
 """Kinds of omitted records that are no traffic."""
 
+CALL = "call of "
+"""Beginning of the kinds of omitted records that are calls; the name follows."""
+
 
 def is_complete(record: Record) -> bool:
     """Whether all calls of all ranks are recorded until the end of the run."""
     return not gaps(record) and not any(
         rank.ended or rank.stopped_at >= 0 or set(rank.omitted) - STEP_VALUES
         for rank in record.ranks.values()
+    )
+
+
+def omitted_calls(record: Record) -> int:
+    """Count the collective calls that ranks could not record."""
+    return sum(
+        count
+        for rank in record.ranks.values()
+        for kind, count in rank.omitted.items()
+        if kind.startswith(CALL)
     )
 
 

@@ -35,7 +35,8 @@ from moetraffic.trace.storage import table_of
 from moetraffic.trace.trace import TIMES, Trace
 
 from .assembly import Assembly, assemble
-from .completeness import gaps, is_complete, remarks
+from .completeness import gaps, is_complete, omitted_calls, remarks
+from .groups import number_groups
 from .layer_checks import check_layers
 from .log_folder import recording
 from .log_format import ranks_of
@@ -173,7 +174,7 @@ def merge_records(
             "merge: the capture ended before its first step"
         )
     _validate_presence(records, name)
-    record = join_ranks(records)
+    record = join_ranks(number_groups(records))
     del records  # the largest arrays, if the caller keeps none
     record = infer_schedule(record, split=split)
     lacking, said = [*missing, *gaps(record)], remarks(record)
@@ -182,6 +183,7 @@ def merge_records(
         record.meta,
         complete=not missing and is_complete(record),
         missing="; ".join([*said, *lacking])[:MOST_TEXT],
+        omitted=omitted_calls(record),
         nodes=tuple(nodes.get(rank, "") for rank in range(record.meta.world)),
     )
     tables: dict[str, Any] = {

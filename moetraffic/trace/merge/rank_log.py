@@ -299,6 +299,7 @@ class RankLog:
             for stop in ended
         }
         gaps = self._gaps(decoded, order, recorded)
+        after = max((stop.number + 1 for stop in ended if stop.recorded), default=0)
         groups = tuple(
             Group(kind=g["kind"], ranks=tuple(g["ranks"])) for g in self._names["group"]
         )
@@ -309,6 +310,7 @@ class RankLog:
             meta=replace(meta, router=facts.get("router") or meta.router),
             node=str(self.about["node"]),
             groups=groups,
+            group_names=tuple(g.get("name", "") for g in self._names["group"]),
             sites=tuple(sites),
             calls=table[recorded],
             steps=self._steps(decoded, ended, begins),
@@ -328,12 +330,7 @@ class RankLog:
             ended=str(facts.get("ended", "")),
             lost_steps=self._lost_steps(decoded),
             lost_calls=self.state.lost_calls,
-            stopped_at=next(
-                (stop.number + 1 for stop in reversed(ended) if stop.recorded),
-                0,
-            )
-            if facts.get("stopped")
-            else -1,
+            stopped_at=after if facts.get("stopped") else -1,
             omitted=dict(facts.get("omitted", {})),
             reasons=facts.get("reasons", {}),
             routed_k=int(facts.get("k", 0)),
@@ -459,25 +456,17 @@ class RankLog:
         steps = [step for step in decoded.steps if step.kind != log.LOST]
         before = np.searchsorted(order, [step.order for step in steps]).tolist()
         for step, calls in zip(steps, before, strict=True):
-            fields = step.fields
+            number, end, *rest = step.fields
             if step.kind == log.STEP:
-                mark = Mark(step.kind, calls, fields[1], fields[0])
+                mark = Mark(step.kind, calls, end, number)
             elif step.kind == log.SKIP:
-                mark = Mark(
-                    *(
-                        step.kind,
-                        calls,
-                        fields[1],
-                        fields[3] if fields[2] else fields[0],
-                    ),
-                    explicit=bool(fields[2]),
-                )
+                explicit, steps_until = bool(rest[0]), rest[1]
+                number = steps_until if explicit else number
+                mark = Mark(step.kind, calls, end, number, explicit=explicit)
             else:
-                number, end, in_backward, skipped = fields
-                skipped = decoded.unscaled.get(number, skipped)
-                mark = Mark(
-                    *(step.kind, calls, end, number, bool(in_backward), skipped == 1)
-                )
+                in_backward, skipped = rest
+                skipped = decoded.unscaled.get(number, skipped) == 1
+                mark = Mark(step.kind, calls, end, number, bool(in_backward), skipped)
             marks.append(mark)
         return marks
 

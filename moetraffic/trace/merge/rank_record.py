@@ -67,9 +67,9 @@ RANK_STEP = np.dtype([*((n, STEP[n]) for n in STEP.names or ()), ("rank", "<i4")
 class CallingModule:
     """Module of a model that makes all-to-alls."""
 
-    name: str  # path in its model ("decoder.layers.3.mlp")
-    model: int  # number of the outermost module in its process
-    order: tuple[int, ...]  # index of each module of the path among its siblings
+    name: str = ""  # path in its model ("decoder.layers.3.mlp")
+    model: int = -1  # number of the outermost module in its process
+    order: tuple[int, ...] = ()  # index of each module of the path among its siblings
     stage: int = -1  # pipeline stage of the model, -1: unknown
 
 
@@ -93,6 +93,7 @@ class RankRecord:
     chosen: Mapping[int, ExpertIds] = field(default_factory=dict)
     """By experts E: ``[m, S, k]`` expert ids of sampled tokens, a row for each of the
     demand; absent where no tokens are sampled."""
+    group_names: tuple[str, ...] = ()  # the same on all ranks of a group; (): unnamed
     modules: tuple[CallingModule, ...] = ()
     placements: Table = field(default_factory=lambda: np.zeros(0, PLACEMENT))
     clocks: Table = field(default_factory=lambda: np.zeros(0, CLOCK))

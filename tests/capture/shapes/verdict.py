@@ -87,11 +87,8 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in files]
 
 
-def judge(folder: Path, bare: Path | None = None, *, by_call: bool = False) -> Verdict:
-    """Judge the trace in ``folder``, whose losses must be those of ``bare``.
-
-    ``by_call``: the step of each call is judged, and its kind, not those of the steps.
-    """
+def judge(folder: Path, bare: Path | None = None) -> Verdict:
+    """Judge the trace in ``folder``, whose losses must be those of ``bare``."""
     truths = logged(folder)
     with opened(folder) as trace:
         verdict = Verdict(schedule=trace.meta.schedule, missing=trace.meta.missing)
@@ -99,7 +96,7 @@ def judge(folder: Path, bare: Path | None = None, *, by_call: bool = False) -> V
             _judge_rank(verdict, trace, rank, truth)
             if truth["routings"]:
                 _judge_routings(verdict, trace, rank, truth["routings"])
-        (_judge_steps_of_calls if by_call else _judge_steps)(verdict, trace, truths)
+        _judge_steps(verdict, trace, truths)
     verdict.losses_equal = bare is None or (
         [t["losses"] for t in truths] == [t["losses"] for t in logged(bare)]
     )
@@ -255,56 +252,11 @@ def _bytes_agree(
 
 
 def _judge_steps(verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]) -> None:
-    """Count the calls in a wrong step, and those in none, and the kinds of steps.
-
-    A program's steps are its training steps, evaluations and skipped steps.  Where
-    optimizers alone mark steps, one that calls no optimizer may be a part of the next.
-    """
-    best = None
-    for merged in (False,) if truths[0]["marked"] else (False, True):
-        wrong = 0
-        ended = [not merged or optimized for optimized in truths[0]["optimized"]]
-        kinds = [k for k, end in zip(truths[0]["kinds"], ended, strict=True) if end]
-        number = np.cumsum([0, *ended])
-        for truth in truths:
-            for occurrence, call in zip(truth["found"], truth["calls"], strict=False):
-                said = int(trace.occurrences.iteration[occurrence])
-                wrong += int(said >= 0 and said != number[call["step"]])
-        if best is None or wrong < best[0]:
-            best = wrong, kinds
-    assert best is not None
-    every = sum(len(truth["found"]) for truth in truths)
-    verdict.nameable["step"] = every
-    if not len(trace.steps.iteration):  # all calls are one step, whose end is unknown
-        verdict.unnamed["step"] = every
-        verdict.nameable["kind"] = verdict.unnamed["kind"] = len(truths[0]["kinds"])
-        return
-    verdict.wrong["step"], kinds = best
-    if best[0]:
-        verdict.note(f"{best[0]} calls in other steps; kinds {trace.steps.kind}")
-    verdict.nameable["kind"] = len(kinds)
-    rows = zip(
-        trace.steps.iteration.tolist(),
-        trace.steps.kind,
-        trace.steps.source.tolist(),
-        strict=True,
-    )
-    for iteration, kind, source in rows:
-        verdict.sourceless += source == Source.UNKNOWN
-        true = kinds[iteration] if iteration < len(kinds) else "no step"
-        verdict.inferred["kind"] += source == Source.INFERRED
-        if kind != true:
-            verdict.wrong["kind"] += 1
-            verdict.note(f"step {iteration} is named {kind}, not {true}")
-
-
-def _judge_steps_of_calls(
-    verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]
-) -> None:
     """Judge the iteration of each call, and the kind of that iteration.
 
     The n-th training or skipped step is the n-th of the trace, evaluations not
-    counted.  An evaluation is a step of its own, or is marked in one beside it.
+    counted.  An evaluation is a step of its own, or is marked in one beside it.  Where
+    optimizers alone mark steps, a skipped one that calls none is a part of the next.
     """
     numbers, steps = trace.steps.iteration.tolist(), trace.steps
     kind_of = dict(zip(numbers, steps.kind, strict=True))
@@ -312,7 +264,11 @@ def _judge_steps_of_calls(
     known = dict(zip(numbers, (steps.source > Source.UNKNOWN).tolist(), strict=True))
     marked = trace.occurrences.evaluation
     kinds = [*truths[0]["kinds"], ""]  # calls after the last step are of none
-    before = np.cumsum([0, *(kind in ("train", "skipped") for kind in kinds)])
+    ended = [kind in ("train", "skipped") for kind in kinds]
+    for n, optimized in reversed([*enumerate(truths[0]["optimized"])]):
+        if kinds[n] == "skipped" and not (optimized or truths[0]["marked"]):
+            kinds[n], ended[n] = kinds[n + 1], False
+    before = np.cumsum([0, *ended])
     for rank, truth in enumerate(truths):
         for number, (occurrence, call) in enumerate(
             zip(truth["found"], truth["calls"], strict=False)
