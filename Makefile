@@ -50,7 +50,7 @@ test-gpu: $(VENV)/.ready-test
 	$(BIN)/python benchmarks/gpu.py --out build/gpu
 
 # reruns.py captures for hours, synthetic.py and validation.py use its captures: not here
-BENCHMARKS := analysis streaming capture estimate virtual replay replay_faults generate
+BENCHMARKS := streaming capture estimate virtual replay replay_faults generate
 bench: $(VENV)/.ready-test
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 	if [ "$$(id -u)" = 0 ]; then PYTHON=$(BIN)/python benchmarks/fabric.sh \

@@ -29,7 +29,7 @@ from page import save
 from rate_limited import Hosts, hosts, limit, ranks
 
 from moetraffic import Trace
-from moetraffic.analysis.times.run_calibration import StepTimes, calibrated
+from moetraffic.analysis.times.calibration import StepTimes, calibrated
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.time_model import Configuration, MeasuredLinks, estimate
 

@@ -17,7 +17,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -295,7 +294,57 @@ def what_if_room() -> Cases:
 
 # ---- analysis ------------------------------------------------------------------------
 
-PARTS = "skew,forecasts,complexity,convergence,rhythm,within,time-breakdown"
+MEASURE_KEYS = {
+    "entropy": "normalized_entropy",
+    "entropy_bits": "entropy",
+    "max_mean": "max_over_mean",
+    "zero": "sparsity",
+}
+"""Keys of measures whose names have changed."""
+
+COLUMN_KEYS: dict[str, dict[str, str]] = {
+    "expert_load": {
+        "max_mean": "run.max_over_mean",
+        "starved": "run.starved",
+        "dropped": "run.dropped",
+        "capacity_factor": "run.capacity_factor_of_drops",
+        "dropless_factor_by_rank": "run.dropless_capacity_factor_by_rank",
+        "dropless_factor_of_all": "run.dropless_capacity_factor_of_all",
+    },
+    "experts.load": {f"load_{q}": q for q in ("p50", "p90", "p99")},
+    "experts.bottleneck_bytes": {f"bottleneck_{q}": q for q in ("p50", "p90", "p99")},
+    "network": {
+        name: name
+        for name in (
+            *("inter_host", "inter_host_uniform", "line_efficiency"),
+            *("bottleneck_bytes", "nic_flows", "largest_flows_byte_share"),
+            "largest_flows_number_share",
+        )
+    },
+    "packets": {
+        **{
+            name: name
+            for name in (
+                *("temporal", "temporal_corrected", "non_temporal"),
+                *("trace_complexity", "entropy_bits", "bits", "shuffled_bits"),
+                *("uniform_bits", "pairs"),
+            )
+        },
+        "packets": "records",
+    },
+    "hot_experts": {
+        "hot": "k",
+        "experts": "of",
+        "hot_retained": "overlap",
+        "hot_retained_by_chance": "random_overlap",
+    },
+}
+"""Keys of columns, by the subject that the values are kept of."""
+
+BURST_KEYS = (
+    *("duty", "bursts", "burst_ns", "burst_cv", "gap_ns", "gap_cv", "period_ns"),
+    *("peak_to_mean", "jitter", "acf", "cycle_ns", "cycles", "observed_ns"),
+)
 
 
 def analyze_room() -> Cases:
@@ -304,16 +353,18 @@ def analyze_room() -> Cases:
 
     def analyzed(name: str, number: int) -> Any:
         trace = open_trace(name)
-        found = analyze(trace, iterations=first(trace, number), parts=PARTS)
-        return dict(statistics(found.to_frame()))
+        return dict(statistics(analyze(trace, iterations=first(trace, number))))
 
     def compared(a: str, b: str) -> Any:
-        found = compare(file_of(a), file_of(b), iterations=range(40))
-        return {"identical": bool(found.identical)} | {
-            f"{layer_name(d.layer)}/{d.of}/{d.measure}": fields(
-                d, "a b value observations"
-            )
-            for d in found.distances
+        result = compare(file_of(a), file_of(b), iterations=range(40))
+        return {"identical": bool(result.data["identical"])} | {
+            f"{layer_name(row['layer'])}/{distance_key(row)}": {
+                "a": row["first"],
+                "b": row["second"],
+                "value": row["distance"],
+                "observations": row["observations"],
+            }
+            for row in result.tables.rows("distances")
         }
 
     for name, number in INPUTS["analyze"].items():
@@ -322,36 +373,85 @@ def analyze_room() -> Cases:
         yield f"{a}/analyze/compared-with-{b}", partial(compared, a, b)
 
 
+def distance_key(row: Any) -> str:
+    """Name what a distance is of, and its measure."""
+    subject, measure = row["subject"], row["measure"]
+    if measure == "share":
+        names = {
+            "expert_load": "expert load",
+            "demand": "demand matrix",
+            "wire": "wire matrix",
+            "sent": "bytes sent by rank",
+            "received": "bytes received by rank",
+        }
+        return f"{names[subject]}/total variation"
+    if measure == "amount":
+        return f"{subject} per iteration/relative difference"
+    if measure == "duration":
+        other = "all-to-alls without a phase"
+        return f"duration of {subject or other}/relative difference"
+    name = MEASURE_KEYS.get(measure, measure).replace("_", " ")
+    return f"{name} of {subject}/Wasserstein-1"
+
+
 def layer_name(layer: int) -> str:
     """Name a layer, or the whole run."""
     return f"layer{layer}" if layer >= 0 else "run"
 
 
-def statistics(frame: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the kept statistics of the data frame of an analysis."""
-    forecasts = INPUTS["forecasts"]
-    by = ["layer", "group", "subject", "statistic", "horizon", "forecaster"]
-    for key, rows in frame.groupby(by, sort=True):
-        layer, group, subject, statistic, horizon, forecaster = key
-        kept = next(
-            v for p, v in INPUTS["statistics"].items() if fnmatchcase(subject, p)
-        )
-        of_forecast = forecaster in forecasts["of"] and statistic in forecasts["errors"]
-        if statistic.removeprefix("run.") not in kept or (
-            forecaster and not of_forecast
-        ):
+def statistics(result: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the kept statistics of an analysis from its tables."""
+
+    def place(row: Any) -> str:
+        name = layer_name(row["layer"])
+        return f"group{row['group']}/{name}" if row["group"] > 0 else name
+
+    def rows_of(table: str) -> Any:
+        return result.tables.rows(table) if table in result.tables else []
+
+    kept = INPUTS["statistics"]
+    by = ["layer", "group", "subject", "measure"]
+    for (layer, group, subject, measure), rows in result.frame("measures").groupby(by):
+        key = MEASURE_KEYS.get(measure, measure)
+        if key not in kept[subject] or (subject, key) == ("received", "entropy"):
             continue
-        name = f"{layer_name(layer)}/{subject}/{statistic}"
-        name = f"group{group}/{name}" if group > 0 else name
-        name += f"/{forecaster}-{horizon}" if horizon >= 0 else ""
-        if len(rows) == 1 and int(rows.iteration.iloc[0]) < 0:
-            yield name, rows.value.iloc[0]
-            continue
+        name = f"{place({'layer': layer, 'group': group})}/{subject}/{key}"
         values = rows.sort_values("iteration").value.to_numpy(float)
         yield name, {"by_iteration": values, "mean": values.mean()}
-        floor = rows.floor.to_numpy(float)
-        if np.isfinite(floor).any():
-            yield f"{name}/noise_floor", np.nanmean(floor)
+        if rows.balanced.notna().any():
+            yield f"{name}/noise_floor", rows.balanced.mean()
+    for row in rows_of("forecasts"):
+        if row["subject"] in kept and row["method"] in INPUTS["forecasts"]["of"]:
+            for column, key in (("mse",) * 2, ("nmse",) * 2, ("below_mean", "skill")):
+                name = f"{place(row)}/{row['subject']}/{key}"
+                yield f"{name}/{row['method']}-{row['horizon']}", row[column]
+    tables = {"network": "network", "packets": "complexity"}
+    tables["experts.bottleneck_bytes"] = "network"
+    for subject, columns in COLUMN_KEYS.items():
+        for row in rows_of(tables.get(subject, "experts")):
+            for column, key in columns.items():
+                yield f"{place(row)}/{subject}/{key}", row[column]
+    for row in rows_of("ep_degrees"):
+        yield f"{place(row)}/experts at EP {row['ep']}/max_over_mean", row["max_mean"]
+    for row in rows_of("hosts"):
+        subject = "experts"
+        if row["placement"] == "captured":
+            yield f"{place(row)}/{subject}/sampled_tokens", row["sampled_tokens"]
+        else:
+            subject = f"experts on {row['hosts']} hosts"
+        yield f"{place(row)}/{subject}/hosts_per_token", row["hosts_per_token"]
+    for row in rows_of("bursts"):
+        source = f"phase {row['source']}" if row["by"] == "phase" else row["source"]
+        for key in BURST_KEYS:
+            yield f"run/{source}/{key}", row[key]
+    for row in rows_of("times"):
+        for part in ("compute", "overlapped", "transfer", "waiting"):
+            yield f"run/rank {row['rank']}/share_of_time.{part}", row[part]
+    for row in rows_of("within"):
+        name = f"run/layer {row['layer']} from the first dispatch"
+        yield f"{name}/equal_share", row["equal_share"]
+        yield f"{name}/mse", row["mse"]
+        yield f"{name}/skill", row["below_past"]
 
 
 # ---- networks and policies -----------------------------------------------------------
@@ -360,7 +460,7 @@ def statistics(frame: Any) -> Iterator[tuple[str, Any]]:
 def fabric_room() -> Cases:
     """Yield link loads, times and bounds on networks."""
     from moetraffic import load_fabric
-    from moetraffic.analysis.times.iteration_traffic import world_matrices
+    from moetraffic.analysis.times.traffic import world_matrices
     from moetraffic.fabric.assessment import assess
 
     def assessed(name: str, label: str, routing: str) -> Any:
@@ -574,7 +674,7 @@ MEMORY = "weights gradients optimizer activations total"
 
 def estimates_room() -> Cases:
     """Yield estimates of configurations, the fastest ones, and bandwidth tables."""
-    from moetraffic.analysis.times.run_calibration import calibrated
+    from moetraffic.analysis.times.calibration import calibrated
     from moetraffic.patterns import preset, time_model
     from moetraffic.patterns.bandwidth.measurements import big_red_200
 

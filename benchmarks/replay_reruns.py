@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import f_oneway
 
-from moetraffic.analysis.claim import LEVEL
+from moetraffic.analysis.claims import SIGNIFICANT
 from moetraffic.analysis.times.completion import completion
-from moetraffic.analysis.times.repeated_runs import ratio_of_runs, run_sums
+from moetraffic.analysis.times.runs import ratio_of_runs, run_sums
 from moetraffic.arrays import Float64
 from moetraffic.replay import replay_trace
 from moetraffic.trace import ALL_TO_ALL, Trace
@@ -40,10 +40,10 @@ def totals_s(replay: Path) -> Float64:
     with Trace.open(replay) as trace:
         calls = completion(trace)
         exchanges = np.array([s.operation == ALL_TO_ALL for s in trace.sites])
-        sums = run_sums(trace, calls.site[exchanges[calls.site]])
-    if sums is None:
+        sums = run_sums(trace, calls["site"][exchanges[calls["site"]]])
+    if not sums:
         raise SystemExit("--runs must be 2 or more")
-    return sums.transfer_s
+    return sums["transfer_s"]
 
 
 def counted(pairs: list[tuple[Float64, Float64]]) -> dict[str, float]:
@@ -53,7 +53,7 @@ def counted(pairs: list[tuple[Float64, Float64]]) -> dict[str, float]:
     return {
         "pairs": len(found),
         "interval_excludes_1": sum(not i.low <= 1 <= i.high for i, _ in found),
-        "difference_stated": sum(p < LEVEL for _, p in found),
+        "difference_stated": sum(p < SIGNIFICANT for _, p in found),
         "interval_ratio_of_ends_median": float(np.median(widths)),
     }
 

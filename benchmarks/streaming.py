@@ -109,16 +109,16 @@ def measured(path: Path, what: str) -> dict[str, float]:
 def child(path: Path, what: str) -> None:
     """What runs in that process."""
     from moetraffic.analysis import analyze
-    from moetraffic.analysis.exchange import sources
-    from moetraffic.analysis.mapper import in_threads, observed
+    from moetraffic.analysis.exchange import exchanges
+    from moetraffic.analysis.rows import rows
 
     spent: list[float] = []
     for _ in range(ROUNDS if what == "demand" else 1):
         with Trace.open(path) as trace:
             begin = time.process_time()
             if what == "demand":
-                for source in sources(trace, [], of=("demand",)):
-                    observed(source, in_threads(trace, 2, cells=False))
+                for exchange in exchanges(trace, []):
+                    rows(trace, exchange)
             else:
                 analyze(trace)
             spent.append(time.process_time() - begin)
@@ -158,10 +158,10 @@ def main() -> int:
         early, late = np.diff([row["seconds"] for row in rows]) / np.diff(sizes)
         print(f"  slope {early:.2f}, then {late:.2f} s a GB: {late / early:.2f} x")
         path = Path(folder, "wide.h5")
-        size = write(path, ranks=1024, experts=256, layers=2, iterations=200)
+        size = write(path, ranks=256, experts=256, layers=4, iterations=200)
         found = measured(path, "everything")
         print(
-            f"1024 ranks, 256 experts, {size / 1e9:.2f} GB: all of analyze in "
+            f"256 ranks, 256 experts, {size / 1e9:.2f} GB: all of analyze in "
             f"{found['seconds']:.1f} s, peak {found['peak_bytes'] / 1e9:.2f} GB"
         )
     if given.json:

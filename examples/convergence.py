@@ -16,47 +16,46 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from moetraffic.analysis import Analysis, Curve, analyze, initial_transient
-from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
+from moetraffic.analysis import analyze
+from moetraffic.analysis.measures import means_of_known
 from moetraffic.cli import main
+from moetraffic.models.stop_criterion import transient_end
 from moetraffic.report import figures
 from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series, line_colors
-from moetraffic.report.results.skew import subject_of
+from moetraffic.result import Result
 from moetraffic.tables import Table
-from moetraffic.trace import Trace
 
 RUNS = {"auxiliary loss 0.01": "0.01", "no auxiliary loss": "0"}
 
+Curves = Mapping[int, np.ndarray]
+"""Normalized entropy of the expert load by layer, and of a balanced router, [2, T]."""
 
-Curves = Mapping[int, Curve]
-"""Normalized entropy of the expert load in every iteration, by layer."""
 
-
-def uniformity(analysis: Analysis) -> Curves:
+def evenness(result: Result) -> Curves:
     """Extract the expert load's normalized entropy by layer, for the first group."""
-    found = {
-        e.layer: s.curves["normalized_entropy"]
-        for e in reversed(analysis.exchanges)
-        if (s := subject_of(e, "expert_load"))
-    }
-    return dict(sorted(found.items()))
+    frame = result.frame("measures").query(
+        "subject == 'expert_load' and measure == 'entropy'"
+    )
+    curves = {}
+    for layer, rows in frame.groupby("layer"):
+        first = rows[rows.group == rows.group.min()].sort_values("iteration")
+        curves[int(layer)] = first[["value", "balanced"]].to_numpy().T
+    return curves
 
 
 def table(runs: Mapping[str, Curves]) -> Table:
     """Tabulate level, variation and convergence of the balance, by run and layer."""
     rows = []
     for name, layers in runs.items():
-        for layer, one in layers.items():
-            x, half = one.values, len(one.values) // 2
-            parts = (x[:20], x[max(0, half - 10) : half + 10], x[-20:])
-            end = initial_transient(x)
+        for layer, (x, balanced) in layers.items():
+            half, end = len(x) // 2, transient_end(x)
+            parts = (x[:20], x[max(0, half - 10) : half + 10], x[-20:], balanced)
             changes = [float(np.nanstd(np.diff(part))) for part in (x[:half], x[half:])]
             rows.append(
                 (
-                    *(name, layer, *map(mean, parts)),
-                    None if one.floor is None else mean(one.floor.mean),
-                    *changes,
-                    end.step if end.ended else "no",
+                    *(name, layer),
+                    *(float(means_of_known(part)) for part in parts),
+                    *(*changes, end if end >= 0 else "no"),
                 )
             )
     means = ("first 20", "middle 20", "last 20", "noise floor")
@@ -79,25 +78,23 @@ def figure(runs: Mapping[str, Curves], source: str, *, window: int = 10) -> Char
     panels = []
     for name, layers in runs.items():
         colors = line_colors(len(layers))
-        floors = [mean(c.floor.mean) for c in layers.values() if c.floor is not None]
-        drawn = list(zip(layers.items(), colors, strict=True))
-        ends = [(initial_transient(one.values), color) for (_, one), color in drawn]
-        rules = [Rule(x=end.step, color=color) for end, color in ends if end.ended]
+        floor = np.nanmean([balanced for _, balanced in layers.values()])
+        drawn = [
+            (layer, x, color)
+            for (layer, (x, _)), color in zip(layers.items(), colors, strict=True)
+        ]
+        ends = [(transient_end(x), color) for _, x, color in drawn]
+        rules = [Rule(x=end, color=color) for end, color in ends if end >= 0]
         panels.append(
             Panel(
                 name=(name,),
                 x=Axis(label="iteration"),
                 y=Axis(label="normalized entropy (1 = balanced)"),
                 series=tuple(
-                    Series(
-                        x=np.arange(len(one.values)),
-                        y=one.values,
-                        name=f"layer {layer}",
-                        color=color,
-                    )
-                    for (layer, one), color in drawn
+                    Series(x=np.arange(len(x)), y=x, name=f"layer {layer}", color=color)
+                    for layer, x, color in drawn
                 ),
-                rules=(*rules, *([Rule(y=float(np.mean(floors)))] if floors else [])),
+                rules=(*rules, Rule(y=float(floor))),
                 smooth=window,
             )
         )
@@ -134,8 +131,7 @@ def run() -> None:
             )
             if code:
                 raise SystemExit(code)
-        with Trace.open(path) as trace:
-            runs[name] = uniformity(analyze(trace))
+        runs[name] = evenness(analyze(path, parts=["evenness"]))
     Console(width=120, highlight=False).print(table(runs))
     source = "top-2 of 16 experts, 4 MoE layers, 8 virtual ranks, Python source text"
     print(figures.save(figure(runs, source), told.output / "convergence.png"))

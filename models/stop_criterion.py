@@ -6,23 +6,23 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from moetraffic.analysis import initial_transient, normalized_entropy
+from moetraffic.analysis.measures import entropy
 from moetraffic.capture.annotate import ShardRouting, subscribe_shards
 
 LEAST_STEPS = 500
-"""Fewer steps tell a transient from a stable part by luck."""
+"""In fewer steps a transient looks like a stable part by chance."""
 
 EVERY_STEPS = 50
 
 
 class SteadyLoad(ExitStack):
-    """Detector of a stationary expert-load uniformity in all MoE layers.
+    """Detector of a stationary expert-load evenness in all MoE layers.
 
-    Uniformity is the normalized entropy of the load over experts, all ranks and
-    micro-batches of a step together; the end of its transient is found by
-    :func:`moetraffic.analysis.initial_transient`.  Called after each step, it is true
-    when that is before the middle of the run for every layer, and the last quarter of
-    the run is as uniform as the quarter before, within a standard deviation.
+    Evenness is the normalized entropy of the load over experts, all ranks and
+    micro-batches of a step together.  Called after each step, it is true when in every
+    layer its transient (:func:`transient_end`) has ended before the middle of the run,
+    and the last quarter of the run is as even as the quarter before, within a standard
+    deviation.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class SteadyLoad(ExitStack):
         """Add a step's loads; return whether the load of every layer is stationary."""
         for layer, load in self._loads.items():
             curve = self.curves.setdefault(layer, [])
-            curve.append(float(normalized_entropy(load)))
+            curve.append(float(entropy(load)))
         self._loads = {}
         steps = max((len(curve) for curve in self.curves.values()), default=0)
         if steps < LEAST_STEPS or steps % EVERY_STEPS:
@@ -51,8 +51,35 @@ class SteadyLoad(ExitStack):
         self._loads[decided.layer] = load if before is None else before + load
 
 
+def transient_end(curve: np.ndarray) -> int:
+    r"""Return the step at which the transient of a curve ``[T]`` ends; -1: it has not.
+
+    The rule is MSER, known from the warm-up of simulations: leave out the first d steps
+    for which :math:`\sum_{t \ge d} (x_t - \bar x_d)^2 / (T - d)^2` is least, the
+    squared standard error of the mean of the rest, with d at most T/2.  If that limit
+    itself is the least, the curve still moves.
+
+    References
+    ----------
+    K. P. White, An effective truncation heuristic for bias reduction in simulation
+    output, Simulation 69 (1997) 323.
+
+    Examples
+    --------
+    >>> transient_end(np.array([9, 5, 1, 2, 1, 2, 1, 2, 1, 2]))
+    2
+    """
+    half = len(curve) // 2
+    rest = (curve - curve.mean())[::-1]
+    number = np.arange(1, len(curve) + 1)
+    squares = np.cumsum(rest**2) - np.cumsum(rest) ** 2 / number
+    error = (np.maximum(squares, 0) / number**2)[::-1]
+    step = int(np.argmin(error[: half + 1]))
+    return step if step < half else -1
+
+
 def _steady(curve: np.ndarray) -> bool:
     quarter = len(curve) // 4
     before, last = curve[-2 * quarter : -quarter], curve[-quarter:]
     level = abs(last.mean() - before.mean()) < before.std()
-    return bool(initial_transient(curve).ended) and bool(level)
+    return transient_end(curve) >= 0 and bool(level)

@@ -46,7 +46,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from moetraffic import capture, errors
     from moetraffic.analysis import analyze, compare
-    from moetraffic.analysis.expert_placement import place
+    from moetraffic.analysis.placement import place
     from moetraffic.capture import Recorder
     from moetraffic.fabric.named import load_fabric
     from moetraffic.generate import generate_trace
@@ -101,7 +101,7 @@ _MODULES = {
     "generate_trace": "moetraffic.generate",
     "import_trace": "moetraffic.interop",
     "load_fabric": "moetraffic.fabric.named",
-    "place": "moetraffic.analysis.expert_placement",
+    "place": "moetraffic.analysis.placement",
     "replay_trace": "moetraffic.replay",
     "validate": "moetraffic.validation",
     "watch_run": "moetraffic.watch",

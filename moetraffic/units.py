@@ -18,7 +18,7 @@ def byte_size(count: float) -> str:
     ('999 B', '2.50 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1000
     return f"{count:.2f} TB"

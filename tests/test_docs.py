@@ -27,7 +27,6 @@ from moetraffic.data import path, runs
 from moetraffic.generate import preset_names
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import OpticalSwitch
-from moetraffic.report.summary.claim_words import TOPICS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -257,14 +256,14 @@ def test_the_pages_become_a_site_without_a_warning(tmp_path: Path) -> None:
     )
     assert built.returncode == 0, built.stderr
     pages = {p: p.read_text() for p in tmp_path.rglob("*.html")}
-    assert tmp_path / "definitions" / "skew.html" in pages
+    assert tmp_path / "analyze.html" in pages
     for page, text in pages.items():
         # a reader without a network misses nothing, and every formula is drawn
         fetched = re.findall(r'<(?:script|img|iframe)[^>]* src="(http[^"]*)"', text)
         fetched += re.findall(r'<link[^>]* href="(http[^"]*)"', text)
         assert not fetched, page
         assert "arithmatex" not in text, page
-    assert "<math" in pages[tmp_path / "definitions" / "skew.html"]
+    assert "<math" in pages[tmp_path / "analyze.html"]
 
 
 def modules() -> list[str]:
@@ -297,13 +296,14 @@ def test_examples_in_docstrings_are_true() -> None:
     assert tried > 20
 
 
-def test_each_claim_that_analyze_states_has_a_section() -> None:
-    page = (ROOT / "docs" / "statistics.md").read_text()
-    sections = {s.partition("\n")[0]: s for s in page.split("\n## ")[1:]}
-    for name in (name for names in TOPICS.values() for name in names):
-        for part in ("Test: ", "Example: ", "It misleads: "):
-            assert f"- {part}" in sections[name.capitalize()], name
-        assert re.search(r"- \*?Errors: ", sections[name.capitalize()]), name
+def test_the_page_of_analyze_has_the_rates_of_each_claim() -> None:
+    page = (ROOT / "docs" / "analyze.md").read_text()
+    table = (ROOT / "benchmarks" / "results" / "claims.csv").read_text()
+    rates = re.findall(r"^# ([\w ]+): false in ([\d.]+)%", table, re.M)
+    assert len(rates) == 7
+    for name, pooled in rates:
+        (row,) = re.findall(rf"^\| {name}[^|]*\|[^|]*\| ([\d.]+)% \|", page, re.M)
+        assert abs(float(row) - float(pooled)) <= 0.0501, name
 
 
 def test_each_shipped_run_is_in_the_gallery_and_small() -> None:

@@ -179,7 +179,7 @@ def test_the_wheel_installs_in_an_empty_environment_of_each_python(
     small = "--layers 2 --hidden 16 --heads 1 --sequence 16"
     for arguments, said in {
         f"info {path('golden.h5')}": "2 ranks",
-        f"analyze {path('golden.h5')}": "Skew: ",
+        f"analyze {path('golden.h5')}": "busiest expert",
         f"capture -o r.h5 --nproc 2 --iterations 4 {small}": "r.h5",
         "replay r.h5 -o again.h5": "every size and byte verified",
         "plot r.h5 -o pictures": "entropy.png",

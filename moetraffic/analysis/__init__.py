@@ -1,38 +1,26 @@
-"""Traffic statistics of a trace: skew, periodicity, predictability, convergence.
+"""Statistics of a trace: evenness, forecasts, rhythm, times, complexity, networks."""
 
-The modules hold pure functions on arrays; ``engine`` applies them to a trace.
-"""
+from __future__ import annotations
 
-from .comparison import Comparison, compare
-from .conclusion import PARTS, Curve, ExchangeAnalysis, Subject
-from .convergence.convergence import Trajectory
-from .convergence.transient import initial_transient, stage_means
-from .engine import Analysis, analyze, effort
-from .forecast.usefulness import sentence
-from .noise.floors import noise_floor
-from .rhythm.on_off import Rhythm
-from .rhythm.source_statistics import OnOffStatistics, SourceStatistics
-from .skew.measures import cv, normalized_entropy, shares
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "PARTS",
-    "Analysis",
-    "Comparison",
-    "Curve",
-    "ExchangeAnalysis",
-    "OnOffStatistics",
-    "Rhythm",
-    "SourceStatistics",
-    "Subject",
-    "Trajectory",
-    "analyze",
-    "compare",
-    "cv",
-    "effort",
-    "initial_transient",
-    "noise_floor",
-    "normalized_entropy",
-    "sentence",
-    "shares",
-    "stage_means",
-]
+if TYPE_CHECKING:
+    from .comparison import compare
+    from .trace_analysis import analyze, effort
+
+__all__ = ["analyze", "compare", "effort"]
+
+_MODULES = {
+    "analyze": "trace_analysis",
+    "compare": "comparison",
+    "effort": "trace_analysis",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function on first use: all statistics take half a second to load."""
+    if name in _MODULES:
+        module = import_module(f"moetraffic.analysis.{_MODULES[name]}")
+        return getattr(module, name)
+    raise AttributeError(f"module 'moetraffic.analysis' has no attribute {name!r}")

@@ -1,8 +1,7 @@
-"""Compute the per-iteration rows of a trace on a dask.distributed cluster.
+"""Compute the rows of a trace on a dask.distributed cluster.
 
-The trace lies on a shared file system.  A task is a file, an exchange and a window.  A
-worker opens the file by its path, reads the window and returns the rows, bit-identical
-to those of a local thread; run statistics are computed where the rows are gathered.
+The trace lies on a file system that all workers share.  A task is a file, an exchange
+and a few windows; a worker returns rows that are bit-identical to those of a thread.
 """
 
 from __future__ import annotations
@@ -13,16 +12,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from moetraffic.errors import AnalysisError, install_command
 from moetraffic.trace import Trace
 
-from .exchange import OF, Rows, Source, read, sources
-from .observation import joined, observe
+from .exchange import Exchange, exchanges, read
+from .rows import Arrays, window_arrays
 
 if TYPE_CHECKING:
-    from .mapper import Mapper
+    from .rows import Mapper
 
-AT_A_TASK = 4
+WINDOWS = 4
 """Number of windows per task of a worker."""
 
 CONNECT_S = 10.0
@@ -45,13 +46,12 @@ def connected(address: str) -> Iterator[Any]:
             "a Dask cluster needs dask.distributed, which is not installed: "
             f"{install_command('dask')}"
         ) from None
-    client: Any
     try:
         where = normalize_address(address)
         if not where.startswith("inproc:"):
             # Client does not clean up after a malformed address: check it before
             get_address_host_port(where, strict=True)
-        client = Client(  # type: ignore[no-untyped-call]
+        client: Any = Client(  # type: ignore[no-untyped-call]
             address, timeout=CONNECT_S, set_as_default=False
         )
     except (OSError, ValueError) as error:
@@ -72,63 +72,62 @@ def on_cluster(
     layers: Sequence[int] | None = None,
     phase: str = "dispatch",
     iterations: range | None = None,
-    of: Sequence[str] = OF,
 ) -> Mapper:
     """Create a mapper that computes the rows of a trace file on a cluster.
 
-    Parameters
-    ----------
-    client
-        Client from :func:`connected`.
-    path
-        Trace file, at the same path on every worker.
+    ``path`` is the same on every worker; the other arguments are those of
+    :func:`moetraffic.analysis.exchange.exchanges`.
     """
-    chosen = (
-        None if layers is None else tuple(layers),
-        phase,
-        None if iterations is None else (iterations.start, iterations.stop),
-        tuple(of),
-    )
-    where, changed = str(path.resolve()), path.stat().st_mtime_ns
+    chosen = (None if layers is None else tuple(layers), phase, iterations)
+    file, changed = str(path.resolve()), path.stat().st_mtime_ns
 
-    def rows(source: Source, parts: Sequence[range]) -> Iterator[Rows]:
-        tasks = [parts[a : a + AT_A_TASK] for a in range(0, len(parts), AT_A_TASK)]
-        key = (source.layer, source.group)
-        futures = [
-            client.submit(rows_of, where, changed, chosen, key, task, pure=False)
-            for task in tasks
+    def mapped(exchange: Exchange, parts: Sequence[range]) -> Iterator[Arrays]:
+        place = (exchange.layer, exchange.group)
+        tasks = [
+            client.submit(
+                _task,
+                file,
+                changed,
+                chosen,
+                place,
+                parts[first : first + WINDOWS],
+                pure=False,
+            )
+            for first in range(0, len(parts), WINDOWS)
         ]
-        for future in futures:
-            yield future.result()
-            future.release()
+        for task in tasks:
+            yield task.result()
+            task.release()
 
-    return rows
+    return mapped
 
 
-def rows_of(
-    path: str,
+def _task(
+    file: str,
     changed: int,
     chosen: tuple[Any, ...],
-    key: tuple[int, int],
+    place: tuple[int, int],
     parts: Sequence[range],
-) -> Rows:
-    """Compute the rows of a few windows of an exchange, as the task of a worker."""
-    trace, every = _opened(path, changed, chosen)
-    source = next(s for s in every if (s.layer, s.group) == key)
-    return joined([observe(source, read(trace, source, part)) for part in parts])
+) -> Arrays:
+    """Compute the arrays of some windows of an exchange on a worker."""
+    trace, located = _opened(file, changed, chosen)
+    exchange = next(e for e in located if (e.layer, e.group) == place)
+    done = [window_arrays(exchange, read(trace, exchange, part)) for part in parts]
+    return {name: np.concatenate([d[name] for d in done]) for name in done[0]}
 
 
 @lru_cache(maxsize=4)
 def _opened(
-    path: str, changed: int, chosen: tuple[Any, ...]
-) -> tuple[Trace, list[Source]]:
-    """Open a trace file, cached by path and modification time ``changed``."""
-    if Path(path).stat().st_mtime_ns != changed:
+    file: str, changed: int, chosen: tuple[Any, ...]
+) -> tuple[Trace, list[Exchange]]:
+    """Open a trace file, cached by path and modification time."""
+    if Path(file).stat().st_mtime_ns != changed:
         raise AnalysisError(
-            f"a worker reads the file that was asked for, but {path} is another one "
+            f"a worker reads the file that was asked for, but {file} is another one "
             "there: put the traces on a file system that all workers share"
         )
-    layers, phase, iterations, of = chosen
-    trace = Trace.open(path)
-    span = None if iterations is None else range(*iterations)
-    return trace, sources(trace, [], layers=layers, phase=phase, iterations=span, of=of)
+    layers, phase, iterations = chosen
+    trace = Trace.open(file)
+    return trace, exchanges(
+        trace, [], layers=layers, phase=phase, iterations=iterations
+    )

@@ -1,8 +1,7 @@
 """Locate the matrices of expert exchanges in a trace, and read them in windows.
 
 An *exchange* is the traffic to the experts of one MoE layer on one process group.  Its
-matrices are read one *window* of iterations at a time, which bounds memory; windows are
-independent of each other.
+matrices are read one window of iterations at a time, which bounds memory.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,43 +22,38 @@ from moetraffic.trace.iterations import regular_stretch
 from moetraffic.trace.model import REPEATED
 from moetraffic.units import rank_span
 
-from .skew.capacity import capacity_rows
+from .load import capacity_rows
 
-Rows = dict[str, npt.NDArray[np.generic]]
-"""Per-iteration values by name, arrays ``[n, ...]`` with one entry per iteration."""
-
-WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 8 << 20
 """Bytes of matrices in memory per thread; a window has at least one iteration."""
-
-OF = ("demand", "wire")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """Location in a trace of the matrices of one layer's exchange on one group."""
+class Exchange:
+    """One MoE layer on one process group: where its matrices are in the trace."""
 
     layer: int
     group: int
-    phase: str  # of the wire
+    phase: str  # of the bytes
     ranks: tuple[int, ...]  # world rank of each member
     nodes: tuple[str, ...]  # node of each member, "" if unknown
-    experts: int  # 0 if no demand is read
-    iterations: Int64  # [T] iterations with complete records
-    elapsed: Int64  # [T] training steps until then: missing ones count, others do not
+    experts: int  # 0: the routing is unknown
+    iterations: Int64  # [T] iterations with the records of all ranks
+    steps: Int64  # [T] training steps before each: missing ones count, others do not
     left_out: int  # iterations in which a rank's record is missing
     routed: Int64  # [n] routing occurrences of these iterations; none: no demand
     sent: Int64  # [m] all-to-all occurrences of these iterations; none: no wire
     constant: bool = False  # all iterations send the same bytes
 
+    @property
+    def key(self) -> dict[str, int]:
+        """Layer and group, with which the rows of tables begin."""
+        return {"layer": self.layer, "group": self.group}
+
     @cached_property
     def regular(self) -> tuple[slice, int]:
-        """Longest part of the iterations without a gap, and their spacing."""
-        return regular_stretch(self.elapsed)
-
-    @property
-    def where(self) -> str:
-        """Layer and group as text, for messages."""
-        return f"layer {self.layer}, group {self.group}"
+        """Longest stretch of the iterations without a gap, and their spacing."""
+        return regular_stretch(self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +61,13 @@ class Window:
     """Demand and wire matrices of consecutive iterations, micro-batches summed."""
 
     demand: Integer | None  # [n, W, E] token copies
-    wire: Integer | None  # [n, W, W] of wire_unit bytes; row sends, column receives
-    first: int = 0  # index of its first iteration
-    wire_unit: int = 1  # bytes per unit of wire: those of a token copy, or 1
-    capacity: Rows = field(default_factory=dict)  # of the single micro-batches
+    wire: Integer | None  # [n, W, W] in units of row_bytes; row sends, column receives
+    first: int  # index of its first iteration
+    row_bytes: int = 1  # bytes of a token copy, or 1
+    capacity: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
-BEYOND = "go beyond the last one"
-"""Part of the note about iterations that the run does not have."""
-
-
-def elapsed(trace: Trace, iterations: Int64) -> Int64:
+def training_steps(trace: Trace, iterations: Int64) -> Int64:
     """Count the training steps before iterations, from their numbers ``[n]``.
 
     Evaluations and skipped steps have numbers, too, and are no time of the training.
@@ -88,13 +79,13 @@ def elapsed(trace: Trace, iterations: Int64) -> Int64:
     return iterations - np.searchsorted(trace.steps.iteration[others], iterations)
 
 
-def new_iterations(
+def own_iterations(
     trace: Trace, iterations: range | None, notes: list[str]
 ) -> range | None:
     """Restrict iterations to those that do not repeat others of a synthetic trace.
 
-    Null tests of movement, forecasts and level changes presume that iterations come
-    from the run's process; copies of others, in another order, do not.
+    Statistics over time presume that iterations come from the run's process; copies of
+    others, in another order, do not.
 
     Raises
     ------
@@ -102,8 +93,8 @@ def new_iterations(
         If none is left.
     """
     if trace.meta.origin == "generated":
-        parts = trace.meta.source.split("; ")
-        notes += [f"synthetic: {one}" for one in parts if one.endswith(REPEATED)]
+        sources = trace.meta.source.split("; ")
+        notes += [f"synthetic: {text}" for text in sources if text.endswith(REPEATED)]
     first, last = trace.meta.repeats_from, int(trace.iterations.max(initial=-1))
     if first < 0:
         return iterations
@@ -126,31 +117,27 @@ def beyond_last(iterations: range | None, last: int) -> list[str]:
     if iterations is None or not last < iterations.stop - 1 < 1 << 60:
         return []
     a, b = iterations.start, iterations.stop
-    return [f"iterations {a}:{b} {BEYOND}, {last:,}: {a}:{last + 1} are used"]
+    return [
+        f"iterations {a}:{b} go beyond the last one, {last:,}: {a}:{last + 1} are used"
+    ]
 
 
-def sources(
+def exchanges(
     trace: Trace,
     notes: list[str],
     *,
     layers: Sequence[int] | None = None,
     phase: str = "dispatch",
     iterations: range | None = None,
-    of: Sequence[str] = OF,
-) -> list[Source]:
-    """Find the expert exchanges of a trace by layer and process group.
+) -> list[Exchange]:
+    """Find the expert exchanges of a trace, by layer and process group.
 
     Parameters
     ----------
+    notes
+        Receives what is missing, and why.
     phase
-        Phase of the wire matrices.
-    of
-        "demand", "wire" or both.
-
-    Returns
-    -------
-    list of Source
-        By layer and group.
+        Phase of the bytes: one of :data:`moetraffic.trace.PHASES`.
 
     Raises
     ------
@@ -164,47 +151,56 @@ def sources(
             f"{list(trace.layers)}"
         )
     check_choice("a phase", phase, PHASES, AnalysisError)
-    if not of or set(of) - set(OF):
+    numbers = trace.iterations
+    last = int(numbers.max(initial=-1))
+    if iterations is not None and not any(i in iterations for i in numbers.tolist()):
+        stop = iterations.stop - 1
+        span = f"from {iterations.start} " + ("on" if stop > 1 << 60 else f"to {stop}")
+        others = len(trace.steps.iteration) > len(numbers)
         raise AnalysisError(
-            f"statistics are of demand or of wire, not of {', '.join(of) or 'nothing'}"
-            f": choose among {', '.join(OF)}"
-        )
-    there = trace.iterations
-    if iterations is not None and not any(i in iterations for i in there.tolist()):
-        others = len(trace.steps.iteration) > len(there)
-        raise AnalysisError(
-            f"iterations {_words(iterations)} are none of the "
-            f"{len(there)} training iterations, whose last is "
-            f"{int(there.max(initial=-1))}"
+            f"iterations {span} are none of the {len(numbers)} training iterations, "
+            f"whose last is {last}"
             + " (other steps, such as evaluations, are numbered, too)" * others
             + ": choose among these"
         )
-    iterations = new_iterations(trace, iterations, notes)
-    notes += beyond_last(iterations, int(there.max(initial=-1)))
-    if not chosen:
-        notes.append(
-            "no skew and no predictability: the trace shows no routing and no labeled "
-            "expert exchange"
-        )
-    groups = {
-        (s.layer, s.group)
-        for s in trace.sites
-        if s.layer in chosen and (s.phase == phase or s.operation == ROUTING)
-    }
+    iterations = own_iterations(trace, iterations, notes)
+    notes += beyond_last(iterations, last)
+    places = sorted(
+        {
+            (site.layer, site.group)
+            for site in trace.sites
+            if site.layer in chosen
+            and (site.phase == phase or site.operation == ROUTING)
+        }
+    )
+    if not places:
+        notes.append("the trace shows no routing and no labeled expert exchange")
+        if number := _unlabeled(trace):
+            notes[-1] += f", but {number:,} all-to-alls of unknown layer and phase"
     lacking: dict[str, list[tuple[int, int]]] = {}
-    found = [
-        source
-        for layer in chosen
-        for _, group in sorted(g for g in groups if g[0] == layer)
-        if (source := _source(trace, layer, group, phase, iterations, of, lacking))
+    located = [
+        exchange
+        for layer, group in sorted(places, key=lambda p: (chosen.index(p[0]), p[1]))
+        if (exchange := _locate(trace, layer, group, phase, iterations, lacking))
     ]
-    for why, where in lacking.items():
-        layers, numbers = (sorted(set(each)) for each in zip(*where, strict=True))
-        notes.append(
-            f"layer{'s' * (len(layers) > 1)} {rank_span(layers)}, "
-            f"group{'s' * (len(numbers) > 1)} {rank_span(numbers)}: {why}"
-        )
-    return found
+    for reason, where in lacking.items():
+        numbered = [sorted(set(side)) for side in zip(*where, strict=True)]
+        words = [
+            f"{word}{'s' * (len(n) > 1)} {rank_span(n)}"
+            for word, n in zip(("layer", "group"), numbered, strict=True)
+        ]
+        notes.append(f"{', '.join(words)}: {reason}")
+    return located
+
+
+def _unlabeled(trace: Trace) -> int:
+    """Count the all-to-alls that have neither a phase nor a label."""
+    bare = [
+        number
+        for number, site in enumerate(trace.sites)
+        if trace.square[number] and not site.phase and not site.label
+    ]
+    return int(np.isin(trace.occurrences.site, bare).sum())
 
 
 _NO_DEMAND = "no demand, for no router was seen: register yours with capture.router"
@@ -214,198 +210,132 @@ _NONE_REPLAYED = (
 )
 
 
-def _words(iterations: range) -> str:
-    """Format a range of iterations for messages; its end may be open."""
-    last = iterations.stop - 1
-    return f"from {iterations.start} " + ("on" if last > 1 << 60 else f"to {last}")
-
-
-def _source(
+def _locate(
     trace: Trace,
     layer: int,
     group: int,
     phase: str,
     iterations: range | None,
-    of: Sequence[str],
     lacking: dict[str, list[tuple[int, int]]],
-) -> Source | None:
-    """Locate the exchange of one layer and group; None if no iteration is complete.
+) -> Exchange | None:
+    """Locate the exchange of a layer and group; None if no iteration is complete.
 
-    Layers and groups are added to ``lacking`` by the reason why they have no matrices.
+    The reason why matrices are missing is added to ``lacking``.
     """
-    nothing = np.zeros(0, np.int64)
-    routed = sent = nothing
-    if "demand" in of:
-        routed = trace.find(
-            operation=ROUTING,
-            layer=layer,
-            group=group,
-            direction="forward",
-            iterations=iterations,
-        )
-        if not len(routed):
-            replayed = trace.meta.origin == "replayed"
-            why = _NONE_REPLAYED if replayed else _NO_DEMAND
-            lacking.setdefault(why, []).append((layer, group))
-    if "wire" in of:
-        sent = trace.find(
-            operation=ALL_TO_ALL,
-            phase=phase,
-            layer=layer,
-            group=group,
-            iterations=iterations,
-        )
-        # activation checkpointing repeats the forward exchange: count it once
-        again = np.array([s.direction == "recompute" for s in trace.sites], bool)
-        sent = sent[~again[trace.occurrences.site[sent]]]
-        used = np.unique(trace.occurrences.site[sent]).tolist()
-        if not used:
-            why = f"no wire, for its {phase} was not seen"
-            lacking.setdefault(why, []).append((layer, group))
-        elif not trace.has_bytes[used].all():
-            why = "no wire, for its bytes were not seen"
-            lacking.setdefault(why, []).append((layer, group))
-            sent = nothing
-    found = [each for each in (routed, sent) if len(each)]
-    if not found:
+
+    def lack(reason: str) -> None:
+        lacking.setdefault(reason, []).append((layer, group))
+
+    place: dict[str, Any] = {"layer": layer, "group": group, "iterations": iterations}
+    routed = trace.find(operation=ROUTING, direction="forward", **place)
+    if not len(routed):
+        lack(_NONE_REPLAYED if trace.meta.origin == "replayed" else _NO_DEMAND)
+    sent = trace.find(operation=ALL_TO_ALL, phase=phase, **place)
+    # activation checkpointing repeats the forward exchange: count it once
+    again = np.array([site.direction == "recompute" for site in trace.sites], bool)
+    sent = sent[~again[trace.occurrences.site[sent]]]
+    used = np.unique(trace.occurrences.site[sent]).tolist()
+    if not used:
+        lack(f"no wire, for its {phase} was not seen")
+    elif not trace.has_bytes[used].all():
+        lack(f"no wire, for the bytes of its {phase} were not seen")
+        sent = sent[:0]
+    present = [calls for calls in (routed, sent) if len(calls)]
+    if not present:
         return None
-    iteration = trace.occurrences.iteration
-    there = [np.unique(iteration[each]) for each in found]
-    seen = np.union1d(there[0], there[-1])
     # complete: a record of every rank for every occurrence
-    incomplete = [np.setdiff1d(each, trace.complete(each)) for each in found]
-    when = np.setdiff1d(
-        np.intersect1d(there[0], there[-1]), iteration[np.concatenate(incomplete)]
+    numbers = trace.occurrences.iteration
+    seen = [np.unique(numbers[calls]) for calls in present]
+    missing = [np.setdiff1d(calls, trace.complete(calls)) for calls in present]
+    complete = np.setdiff1d(
+        np.intersect1d(seen[0], seen[-1]), numbers[np.concatenate(missing)]
     )
-    if not len(when):
-        why = "nothing, for no iteration has every rank's record"
-        lacking.setdefault(why, []).append((layer, group))
+    if not len(complete):
+        lack("nothing, for no iteration has every rank's record")
         return None
-    sent = sent[np.isin(iteration[sent], when)]
-    ranks = trace.groups[group].ranks
-    nodes = trace.meta.nodes
+    routed, sent = (
+        calls[np.isin(numbers[calls], complete)] for calls in (routed, sent)
+    )
+    ranks, nodes = trace.groups[group].ranks, trace.meta.nodes
     experts = {
-        trace.sites[s].experts for s in np.unique(trace.occurrences.site[routed])
+        trace.sites[site].experts
+        for site in np.unique(trace.occurrences.site[routed]).tolist()
     }
-    return Source(
+    return Exchange(
         layer=layer,
         group=group,
         phase=phase,
         ranks=ranks,
-        nodes=tuple(nodes[r] if r < len(nodes) else "" for r in ranks),
+        nodes=tuple(nodes[rank] if rank < len(nodes) else "" for rank in ranks),
         experts=max(experts, default=0),
-        iterations=when,
-        elapsed=elapsed(trace, when),
-        left_out=len(seen) - len(when),
-        routed=routed[np.isin(iteration[routed], when)],
+        iterations=complete,
+        steps=training_steps(trace, complete),
+        left_out=len(np.union1d(seen[0], seen[-1])) - len(complete),
+        routed=routed,
         sent=sent,
-        constant=_constant(trace, sent, len(when)),
+        constant=_constant(trace, sent, len(complete)),
     )
 
 
 def _constant(trace: Trace, sent: Int64, iterations: int) -> bool:
     """Return whether each site sends the same bytes in each iteration."""
-    of = trace.occurrences[sent]
-    first = np.searchsorted(of.site, of.site)  # call of the same site
-    same = (of.matrix == of.matrix[first]) & (of.transposed == of.transposed[first])
+    calls = trace.occurrences[sent]
+    first = np.searchsorted(calls.site, calls.site)  # call of the same site
+    same = calls.matrix == calls.matrix[first]
+    same &= calls.transposed == calls.transposed[first]
     return 0 < len(sent) == len(np.unique(first)) * iterations and bool(same.all())
 
 
-def stated_tokens(trace: Trace, source: Source) -> Rows:
-    """Read the tokens per rank that an import states for each iteration.
-
-    ``step.tokens`` are ``[T]`` int64, the mean over the ranks of the exchange; there
-    are none if they are unknown, or the trace was captured: its tokens are in the
-    demand.
-    """
-    steps = trace.steps
-    at = np.searchsorted(steps.iteration, source.iterations)
-    if trace.meta.origin != "imported" or at.max(initial=0) >= len(steps.iteration):
-        return {}
-    tokens = steps.tokens[at][:, list(source.ranks)]
-    if not np.array_equal(steps.iteration[at], source.iterations) or tokens.min() < 1:
-        return {}
-    return {"step.tokens": np.rint(tokens.mean(axis=1)).astype(np.int64)}
-
-
-def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
-    """Split ``source.iterations`` into windows of bounded size, indices in order.
-
-    ``size_bytes``: Maximum bytes of the matrices of a window, as int64; at least one
-    iteration.
-    """
-    width = len(source.ranks)
-    cells = width * max(source.experts, width)
+def windows(exchange: Exchange, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
+    """Split the iterations of an exchange into windows of bounded size, as indices."""
+    width = len(exchange.ranks)
     # a power of two, like the rows of a chunk, so that few chunks are read twice
-    fit = max(1, size_bytes // (8 * cells))
+    fit = max(1, size_bytes // (8 * width * max(exchange.experts, width)))
     length = 1 << (fit.bit_length() - 1)
-    total = len(source.iterations)
+    total = len(exchange.iterations)
     return [range(a, min(a + length, total)) for a in range(0, total, length)]
 
 
-def read(trace: Trace, source: Source, window: range) -> Window:
-    """Read the demand and wire matrices of a window of iterations.
+def read(trace: Trace, exchange: Exchange, window: range) -> Window:
+    """Read the matrices of a window of iterations, indices into its iterations."""
+    iterations = exchange.iterations[window.start : window.stop]
+    number = trace.occurrences.iteration
 
-    ``window``: Indices into ``source.iterations``.
+    def calls_in_window(calls: Int64) -> Int64:
+        inside = (number[calls] >= iterations[0]) & (number[calls] <= iterations[-1])
+        within: Int64 = calls[inside]
+        return within
 
-    Returns
-    -------
-    Window
-        int32 where every iteration has one occurrence, else int64.
+    def summed(calls: Int64, matrices: Integer) -> Integer:
+        if np.array_equal(number[calls], iterations):
+            return matrices
+        total: Int64 = np.zeros((len(iterations), *matrices.shape[1:]), np.int64)
+        np.add.at(total, np.searchsorted(iterations, number[calls]), matrices)
+        return total
 
-    Raises
-    ------
-    TraceError
-        If the file is damaged.
-    """
-    when = source.iterations[window.start : window.stop]
-    routed = _of_window(trace, source.routed, when)
-    sent = _of_window(trace, source.sent, when)
-    seen = trace.demand(routed) if len(routed) else None
-    demand = None if seen is None else _summed(trace, routed, when, seen)
-    limits: Rows = {}
-    if seen is not None:
+    demand = wire = None
+    capacity: dict[str, npt.NDArray[Any]] = {}
+    row_bytes = 1
+    if len(routed := calls_in_window(exchange.routed)):
+        copies = trace.demand(routed)
         sites = np.unique(trace.occurrences.site[routed]).tolist()
-        known = all(trace.sites[s].dropped.known for s in sites)
-        dropped = trace.dropped(routed) if known else None
-        at = np.searchsorted(when, trace.occurrences.iteration[routed])
-        limits = capacity_rows(seen, dropped, at, len(when))
-    if not len(sent):
-        return Window(demand=demand, wire=None, first=window.start, capacity=limits)
-    rows, unit = _in_rows(trace, sent)
+        counted = all(trace.sites[site].dropped.known for site in sites)
+        dropped = trace.dropped(routed) if counted else None
+        index = np.searchsorted(iterations, number[routed])
+        capacity = capacity_rows(copies, dropped, index, len(iterations))
+        demand = summed(routed, copies)
+    if len(sent := calls_in_window(exchange.sent)):
+        sizes = trace.wire(sent)
+        sites = np.unique(trace.occurrences.site[sent]).tolist()
+        sizes_of_row = {trace.sites[site].row_bytes for site in sites}
+        size = sizes_of_row.pop() if len(sizes_of_row) == 1 else 1
+        if size > 1 and np.array_equal((rows := sizes // size) * size, sizes):
+            sizes, row_bytes = rows, size  # small counts are quicker
+        wire = summed(sent, sizes)
     return Window(
         demand=demand,
-        wire=_summed(trace, sent, when, rows),
+        wire=wire,
         first=window.start,
-        wire_unit=unit,
-        capacity=limits,
+        row_bytes=row_bytes,
+        capacity=capacity,
     )
-
-
-def _in_rows(trace: Trace, sent: Int64) -> tuple[Integer, int]:
-    """Read wire matrices in units of rows if divisible (faster), else in bytes."""
-    wire = trace.wire(sent)
-    used = np.unique(trace.occurrences.site[sent]).tolist()
-    sizes = {trace.sites[s].row_bytes for s in used}
-    size = sizes.pop() if len(sizes) == 1 else 1
-    if size > 1 and np.array_equal((rows := wire // size) * size, wire):
-        return rows, size
-    return wire, 1
-
-
-def _of_window(trace: Trace, occurrences: Int64, when: Int64) -> Int64:
-    iteration = trace.occurrences.iteration[occurrences]
-    chosen: Int64 = occurrences[(iteration >= when[0]) & (iteration <= when[-1])]
-    return chosen
-
-
-def _summed(
-    trace: Trace, occurrences: Int64, when: Int64, matrices: Integer
-) -> Integer:
-    """Sum the matrices of occurrences within each iteration, ``[n, ...]``."""
-    iteration = trace.occurrences.iteration[occurrences]
-    if len(occurrences) == len(when) and np.array_equal(iteration, when):
-        return matrices
-    out: Int64 = np.zeros((len(when), *matrices.shape[1:]), np.int64)
-    np.add.at(out, np.searchsorted(when, iteration), matrices)
-    return out

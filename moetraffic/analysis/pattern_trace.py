@@ -32,7 +32,7 @@ from moetraffic.trace.order import merged
 from moetraffic.trace.panel import ArrayPanel, DistinctRows
 from moetraffic.trace.routed import blank_panels
 
-SENDS = "send_recv"
+SEND_RECV = "send_recv"
 MOST_CALLS = 1 << 22
 
 
@@ -52,39 +52,37 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
         raise LayoutError(
             f"a trace has at least one iteration, but there are {iterations}: raise it"
         )
-    groups, calls = _calls(pattern)
-    if len(calls) * iterations > MOST_CALLS:
+    groups, sites, sequence = _sites(pattern)
+    if len(sites) * iterations > MOST_CALLS:
         raise LayoutError(
             f"a trace holds {MOST_CALLS} calls at most, but {iterations} iterations of "
-            f"this pattern are {len(calls) * iterations}: lower --accumulation, "
+            f"this pattern are {len(sites) * iterations}: lower --accumulation, "
             "--iterations or the ranks"
         )
-    sites = [site for site, _, _ in calls]
     site = np.repeat(np.arange(len(sites), dtype=np.int32), iterations)
-    panels = blank_panels(groups, sites, site)
-    known: dict[str, DistinctRows] = {}
-    distinct: dict[str, list[Int64]] = {}
+    panels = blank_panels(groups, [s for s, _ in sites], site)
+    numbers: dict[str, DistinctRows] = {}
+    rows: dict[str, list[Int64]] = {}
     matrix = np.zeros(len(sites), np.int64)
     transposed = np.zeros(len(sites), bool)
-    for n, (_, sent, _) in enumerate(calls):
+    for n, (_, sent) in enumerate(sites):
         name = f"call_{len(sent)}/{'wire' if sent.ndim == 2 else 'volume'}"
-        numbers = known.setdefault(name, DistinctRows())
-        (matrix[n],), (transposed[n],), new = numbers.add(sent[None])
-        distinct.setdefault(name, []).extend(new)
-    panels |= {name: ArrayPanel(np.stack(rows)) for name, rows in distinct.items()}
+        distinct = numbers.setdefault(name, DistinctRows())
+        (matrix[n],), (transposed[n],), new = distinct.add(sent[None])
+        rows.setdefault(name, []).extend(new)
+    panels |= {name: ArrayPanel(np.stack(of_name)) for name, of_name in rows.items()}
     # a group's collectives are numbered through all iterations
-    index = np.array([number for _, _, number in calls], np.int64)[:, None]
-    group = np.array([s.group for s in sites], np.int64)
-    each = np.bincount(group[index[:, 0] >= 0], minlength=len(groups))
-    number = index + np.arange(iterations) * each[group][:, None]
+    group = np.array([s.group for s, _ in sites], np.int64)
+    in_iteration = np.bincount(group[sequence >= 0], minlength=len(groups))[group]
+    counted = sequence[:, None] + np.arange(iterations) * in_iteration[:, None]
     return Trace(
         meta=_meta(pattern),
         groups=groups,
-        sites=sites,
+        sites=[s for s, _ in sites],
         occurrences=Occurrences(
             iteration=np.tile(np.arange(iterations, dtype=np.int64), len(sites)),
             site=site,
-            sequence=np.where(index < 0, -1, number).ravel(),
+            sequence=np.where(sequence[:, None] < 0, -1, counted).ravel(),
             matrix=matrix[site],
             transposed=transposed[site],
         ),
@@ -110,7 +108,7 @@ def call_sites(call: Call, *, group: int, slot: int, width: int) -> list[Site]:
         label=call.label,
         source=Source.ANNOTATED,
     )
-    if call.operation != SENDS:
+    if call.operation != SEND_RECV:
         return [site]
     return [replace(site, peers=peers) for peers in call.messages(width)]
 
@@ -119,23 +117,23 @@ def _sent(call: Call, site: Site, width: int) -> Int64:
     """Return the bytes of a call's site, ``[W, W]`` of an all-to-all, else ``[W]``."""
     if call.operation == ALL_TO_ALL:
         return exchange_matrix(call, width)
-    senders = [site.peers[0]] if call.operation == SENDS else range(width)
+    senders = [site.peers[0]] if call.operation == SEND_RECV else range(width)
     return np.where(np.isin(np.arange(width), senders), call.size, 0)
 
 
-def _calls(pattern: Pattern) -> tuple[list[Group], list[tuple[Site, Int64, int]]]:
-    """Find the groups and the call sites of a pattern, in an order of all programs.
+def _sites(pattern: Pattern) -> tuple[list[Group], list[tuple[Site, Int64]], Int64]:
+    """Find the groups and call sites of a pattern, in an order of all programs.
 
     Each site has its bytes, and its number among the collectives of its group, -1 for
     messages.  The n-th identical call of a group is the site with call index n, as in
     a capture.
     """
-    found: list[tuple[Site, Int64, int]] = []
-    orders: list[Int64] = []  # of each rank: indices into ``found``
-    numbers: dict[tuple[str, tuple[int, ...]], int] = {}
-    known: dict[tuple[int, Call, int], range] = {}
-    spots: dict[Call, Call] = {}  # identical calls may differ in size
-    mine = {
+    sites: list[tuple[Site, Int64]] = []
+    sequence: list[int] = []
+    orders: list[Int64] = []  # of each rank: indices into ``sites``
+    groups: dict[tuple[str, tuple[int, ...]], int] = {}
+    sites_of: dict[tuple[int, Call, int], range] = {}
+    ranks_of = {
         (rank, kind): ranks
         for kind in pattern.kinds
         for ranks in pattern.grid.groups(kind)
@@ -143,38 +141,35 @@ def _calls(pattern: Pattern) -> tuple[list[Group], list[tuple[Site, Int64, int]]
     }
     for rank in range(pattern.grid.world):
         order: list[int] = []
-        seen: Counter[tuple[int, Call]] = Counter()
-        called: Counter[int] = Counter()
+        slots: Counter[tuple[int, Call]] = Counter()
+        collectives: Counter[int] = Counter()
         for call, _ in pattern.program(rank):
-            ranks = mine[rank, call.group]
-            group = numbers.setdefault((call.group, ranks), len(numbers))
-            if call not in spots:
-                spots[call] = replace(call, size=0, root=0, exact=True)
-            slot = seen[group, spots[call]]
-            seen[group, spots[call]] += 1
-            place = (group, spots[call], slot)
-            sends = call.operation == SENDS
-            if place not in known:
+            ranks = ranks_of[rank, call.group]
+            group = groups.setdefault((call.group, ranks), len(groups))
+            # identical calls may differ in size
+            kind = replace(call, size=0, root=0, exact=True)
+            slot = slots[group, kind]
+            slots[group, kind] += 1
+            sends = call.operation == SEND_RECV
+            if (group, kind, slot) not in sites_of:
                 made = call_sites(call, group=group, slot=slot, width=len(ranks))
-                known[place] = range(len(found), len(found) + len(made))
-                found += [
-                    (
-                        site,
-                        _sent(call, site, len(ranks)),
-                        -1 if sends else called[group],
-                    )
-                    for site in made
-                ]
+                sites_of[group, kind, slot] = range(len(sites), len(sites) + len(made))
+                sites += [(site, _sent(call, site, len(ranks))) for site in made]
+                sequence += [-1 if sends else collectives[group]] * len(made)
             member = ranks.index(rank)
             order += [
                 number
-                for number in known[place]
-                if not sends or member in found[number][0].peers
+                for number in sites_of[group, kind, slot]
+                if not sends or member in sites[number][0].peers
             ]
-            called[group] += not sends
+            collectives[group] += not sends
         orders.append(np.array(order, np.int64))
-    groups = [Group(kind=kind, ranks=ranks) for kind, ranks in numbers]
-    return groups, [found[n] for n in merged(orders).tolist()]
+    index = merged(orders)
+    return (
+        [Group(kind=kind, ranks=ranks) for kind, ranks in groups],
+        [sites[number] for number in index.tolist()],
+        np.array(sequence, np.int64)[index],
+    )
 
 
 def _meta(pattern: Pattern) -> Meta:
@@ -183,11 +178,7 @@ def _meta(pattern: Pattern) -> Meta:
     inexact = any(not e.call.exact for p in pattern.programs for e in p)
     return Meta(
         origin="generated",
-        world=grid.world,
-        dp=grid.dp,
-        tp=grid.tp,
-        pp=grid.pp,
-        ep=grid.ep,
+        **{name: getattr(grid, name) for name in ("world", "dp", "tp", "pp", "ep")},
         cp=grid.cp,
         order=grid.order,
         moetraffic=__version__,
@@ -200,16 +191,15 @@ def _meta(pattern: Pattern) -> Meta:
 def _placements(pattern: Pattern, groups: list[Group]) -> npt.NDArray[Any]:
     """Build the contiguous placement of experts on the ranks of each EP group."""
     experts = dict(pattern.about).get("experts", 0)
-    layers = sorted({e.call.layer for p in pattern.programs for e in p if e.call.phase})
-    stage_layers = [
-        {e.call.layer for e in program if e.call.phase} for program in pattern.programs
+    layers = [
+        sorted({e.call.layer for e in program if e.call.phase})
+        for program in pattern.programs
     ]
     rows = [
         (number, layer, expert, 0, group.ranks[expert * len(group.ranks) // experts], 0)
         for number, group in enumerate(groups)
         if group.kind == "ep" and isinstance(experts, int) and experts
-        for layer in layers
-        if layer in stage_layers[pattern.stage_of[group.ranks[0]]]
+        for layer in layers[pattern.stage_of[group.ranks[0]]]
         for expert in range(experts)
     ]
     return np.array(rows, PLACEMENT)

@@ -34,11 +34,7 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.report.console.selection import selected
 from moetraffic.report.console.terminal import Paper, say
-from moetraffic.report.results.overview import overview
-from moetraffic.report.results.overview import sentence as overview_sentence
-from moetraffic.report.results.overview import tables as overview_tables
 from moetraffic.tables import SCHEMA_VERSION, plain
-from moetraffic.trace import Trace
 
 if TYPE_CHECKING:
     import pandas
@@ -54,9 +50,6 @@ WRITTEN = (".json", ".csv", ".parquet", ".xlsx")
 
 LINE_S = 10.0
 """Time between two lines of progress where standard error is no terminal, s."""
-
-TRACE_PARTS = ("sources", "calls")
-"""Parts of what :func:`present_trace` prints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,37 +174,6 @@ def present(
         raise typer.Exit(code)
 
 
-def present_trace(
-    path: Path,
-    printing: Printing,
-    *,
-    merged: Any = None,
-    following: str = "",
-    **more: Any,
-) -> None:
-    """Print what a trace file contains, and what a merge had to leave out.
-
-    The parts of ``printing`` are :data:`TRACE_PARTS`.
-    ``merged`` is the merge that made it, with the sentences ``missing``, ``remarks``
-    and ``contradictions``; ``following`` is a last sentence, of commands; ``more`` are
-    further entries of the JSON object, which stand first.
-    """
-    with Trace.open(path) as trace:
-        notes = ("missing", "remarks", "contradictions") if merged else ()
-        found = {name: list(getattr(merged, name)) for name in notes}
-        run, *sources, calls = overview_tables(trace, path)
-        as_json = printing.as_json
-        printing.present(
-            {**more, **overview(trace, path), **found} if as_json else None,
-            *([] if as_json else [overview_sentence(trace, path)]),
-            run,
-            *([following] if following else []),
-            parts=dict(zip(TRACE_PARTS, (sources, [calls]), strict=True)),
-        )
-    for sentence in merged.contradictions if merged and not as_json else ():
-        console.say(f"contradiction: {sentence}", style="red")
-
-
 def make_folder(folder: Path, names: Sequence[str], *, force: bool) -> None:
     """Make a folder for outputs; refuse one that has files of these names.
 
@@ -262,9 +224,9 @@ def write_result(
     if path.suffix == ".json":
         write_text(path, json_text(data) + "\n")
         return
-    from moetraffic.report.plain_data import write_records
+    from moetraffic.report.write import write_frames
 
-    write_records(frame(), path, force=force)
+    write_frames(path, {"results": frame()}, force=force)
 
 
 def json_text(value: Any) -> str:

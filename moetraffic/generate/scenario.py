@@ -14,7 +14,7 @@ from functools import reduce
 
 import numpy as np
 
-from moetraffic.analysis.exchange import elapsed
+from moetraffic.analysis.exchange import training_steps
 from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.trace import PHASES, Trace
@@ -256,7 +256,7 @@ def stacked_rows(
             f"a generator is fitted to at least {SHORTEST} iterations, but "
             f"{trace.name} has {total} that are whole: capture more"
         )
-    stretch, spacing = regular_stretch(elapsed(trace, layers[0].iteration))
+    stretch, spacing = regular_stretch(training_steps(trace, layers[0].iteration))
     if spacing > 1 or stretch != slice(0, total):
         raise AnalysisError(
             "a generator is fitted to successive iterations, but those of "

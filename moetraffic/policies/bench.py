@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.resampling import UNKNOWN, ratio
+from moetraffic.analysis.intervals import UNKNOWN, ratio
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.forecast.candidates import (
-    SeriesBlock,
-    candidates,
+from moetraffic.analysis.forecast import (
+    METHODS,
+    Split,
     find_period,
-    tune,
+    forecasts,
+    tuned,
 )
-from moetraffic.analysis.forecast.origins import Split
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
@@ -184,19 +184,13 @@ def forecast_points(
     if forecaster == "mean":
         sums = np.cumsum(series, axis=0)[newest]
         return sums / (newest + 1).reshape(-1, *[1] * (series.ndim - 1))
-    flat = series.reshape(len(series), -1)
+    flat = np.asarray(series.reshape(len(series), -1), np.float64)
     known = first_point(len(series)) - age + 1
-    cut = Split(
-        steps=len(series),
-        train_end=known // 2,
-        validation_end=known,
-        stride=1,
-        refit_every=max(1, (len(series) - known) // 8),
+    parts = Split(
+        times=np.arange(len(series)), train_end=known // 2, validation_end=known
     )
-    block = SeriesBlock(flat, cut)
-    tried = candidates(cut, period=find_period(flat, cut))
-    if forecaster == "ema":
-        tried = tuple(one for one in tried if one.family in ("persistence", "ema"))
-    best = next(iter(tune(block, tried, [age])[age]))
-    made = block.forecast(best, newest, age)
-    return np.asarray(np.maximum(made.T, 0.0).reshape(len(points), *series.shape[1:]))
+    period = find_period(flat[: parts.train_end])
+    methods = ("persistence", "ema") if forecaster == "ema" else METHODS
+    best = tuned(flat, parts, [age], period=period, methods=methods)[age][0]
+    (made,) = forecasts(flat, parts.times, best, {age: newest})
+    return np.maximum(made, 0.0).reshape(len(points), *series.shape[1:])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moetraffic.analysis.forecast.origins import gain
-from moetraffic.analysis.resampling import Interval
+from moetraffic.analysis.forecast import gain
+from moetraffic.analysis.intervals import Interval
 from moetraffic.arrays import Float64
 from moetraffic.tables import ShownAsTables
 
@@ -118,7 +118,7 @@ def difference(one: PolicyScore, other: PolicyScore) -> Interval:
     """Compute how much longer one policy takes than another, as a share of the other.
 
     Paired by iteration, with the interval of
-    :func:`moetraffic.analysis.forecast.origins.gain` (block jackknife, Student).  A
+    :func:`moetraffic.analysis.forecast.gain` (block jackknife, Student).  A
     moving-block bootstrap of 32 iterations states more than twice as many differences
     where there are none: 40 of 180 runs of balanced independent traffic, this one 13.
     """
@@ -131,7 +131,7 @@ def longer(mine: Float64, others: Float64, *, span: int) -> Interval:
 
     ``span`` is the number of iterations over which the errors of plans are correlated.
     """
-    found = gain(mine, others, horizon=span)
+    found = gain(mine, others, span=span)
     return Interval(value=-found.value, low=-found.high, high=-found.low)
 
 

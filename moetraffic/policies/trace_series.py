@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.exchange import elapsed, new_iterations
+from moetraffic.analysis.exchange import own_iterations, training_steps
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.spelling import check_choice
@@ -58,7 +58,7 @@ def known_sites(
 
 def in_a_row(trace: Trace, iterations: Int64) -> list[str]:
     """Note that policies see iterations in a row that are apart in the run."""
-    stretch, spacing = regular_stretch(elapsed(trace, iterations))
+    stretch, spacing = regular_stretch(training_steps(trace, iterations))
     notes = []
     if spacing > 1:
         notes.append(f"plans take iterations that are {spacing} apart as successive")
@@ -107,7 +107,7 @@ def byte_series(
     for number in known_sites(trace, phase=phase, layers=layers):
         sites.setdefault(trace.sites[number].layer, []).append(number)
     notes = list[str]()
-    iterations = new_iterations(trace, iterations, notes)
+    iterations = own_iterations(trace, iterations, notes)
     training = trace.find(operation=ALL_TO_ALL, phase=phase, iterations=iterations)
     calls = {
         layer: trace.complete(training[np.isin(trace.occurrences.site[training], of)])
@@ -175,7 +175,7 @@ def token_series(
             + ": capture with a router hook"
         )
     notes = list[str]()
-    iterations = new_iterations(trace, iterations, notes)
+    iterations = own_iterations(trace, iterations, notes)
     routed = trace.find(operation=ROUTING, iterations=iterations)
     calls = {
         key: trace.complete(routed[np.isin(trace.occurrences.site[routed], of)])

@@ -134,9 +134,9 @@ def metrics(snapshot: Snapshot) -> Iterator[Metric]:
         samples = [(label, mean(getattr(layer, field))) for label, layer in layers]
         yield metric(f"layer_{name}", help, *samples)
     collapsed = [
-        (label, float(layer.collapse.collapsed))
+        (label, float(layer.collapsed))
         for label, layer in layers
-        if layer.collapse and layer.collapse.collapsed is not None
+        if layer.collapsed is not None
     ]
     help = "1 if the layer has collapsed, 0 if not; absent if unknown."
     yield metric("layer_collapsed", help, *collapsed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from moetraffic.analysis.times.iteration_traffic import world_matrices
+from moetraffic.analysis.times.traffic import world_matrices
 from moetraffic.errors import MoetrafficError
 from moetraffic.fabric.assessment import Assessment, assess
 from moetraffic.fabric.loads import link_times
@@ -133,7 +133,9 @@ def figure(found: Assessment, iterations: Sequence[int], source: str) -> Chart:
 def links(trace: Trace, network: Network) -> list[Chart | Missing]:
     """Draw the busy time of the bottleneck link with bounds, and the busiest links."""
     title = "Busy time of links"
-    every = trace.iterations
+    every = trace.iterations[np.isin(trace.iterations, trace.occurrences.iteration)]
+    if not len(every):
+        return [Missing(title=title, reason="there is no call in a training iteration")]
     fit = int(np.clip(MOST_BYTES // (8 * trace.meta.world**2), 1, MOST_ITERATIONS))
     chosen = every[:: max(1, -(-len(every) // fit))].tolist()
     try:

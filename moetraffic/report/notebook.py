@@ -4,6 +4,6 @@ Importing this module registers them with :func:`moetraffic.tables.tables_of`.
 """
 
 from . import policy_scores
-from .results import acceptance, comparison, fabric, overview, summary
+from .results import acceptance, fabric
 
-__all__ = ["acceptance", "comparison", "fabric", "overview", "policy_scores", "summary"]
+__all__ = ["acceptance", "fabric", "policy_scores"]

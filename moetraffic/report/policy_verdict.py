@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from math import isfinite, isinf
 
-from moetraffic.analysis.resampling import Interval
+from moetraffic.analysis.intervals import Interval
 from moetraffic.policies.defaults import DEFAULT_POLICIES
 from moetraffic.policies.exchange_series import CHOSEN
 from moetraffic.policies.scores import (

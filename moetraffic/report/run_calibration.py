@@ -10,10 +10,10 @@ from moetraffic.tables import Table
 from moetraffic.units import duration
 
 if TYPE_CHECKING:
-    from moetraffic.analysis.times.run_calibration import FromTrace
+    from moetraffic.analysis.times.calibration import Calibration
 
 
-def sentence(found: FromTrace, title: str) -> str:
+def sentence(found: Calibration, title: str) -> str:
     """Summarize how well the time model fits a captured run."""
     measured, model = found.measured.iteration_s, float(found.predicted.iteration)
     return (
@@ -22,7 +22,7 @@ def sentence(found: FromTrace, title: str) -> str:
     )
 
 
-def table(found: FromTrace, title: str) -> Table:
+def table(found: Calibration, title: str) -> Table:
     """Tabulate measured times of a captured run next to the time model's."""
     took, model = found.measured, found.predicted
     rows: list[tuple[object, ...]] = [

@@ -14,29 +14,32 @@ from moetraffic.tables import Table
 from moetraffic.units import duration
 
 if TYPE_CHECKING:
-    from moetraffic.analysis.times.projection import Profile
+    from moetraffic.analysis.times.calibration import StepTimes
 
 
 def as_dict(
-    found: Profile, ranks: Sequence[int], efficiency: Float64
+    measured: StepTimes, ranks: Sequence[int], efficiency: Float64
 ) -> dict[str, Any]:
     """Projection as JSON; times in seconds."""
-    speedup = projected_speedup(found.compute_s, found.communication_s, efficiency)
+    speedup = projected_speedup(
+        measured.compute_s, measured.communication_s, efficiency
+    )
     return {
-        "ranks_captured": found.ranks,
-        "compute_s": found.compute_s,
-        "communication_s": found.communication_s,
+        "ranks_captured": measured.ranks,
+        "compute_s": measured.compute_s,
+        "communication_s": measured.communication_s,
         "ranks": list(ranks),
         "efficiency": efficiency.tolist(),
-        "iteration_s": (found.iteration_s / speedup).tolist(),
+        "iteration_s": (measured.iteration_s / speedup).tolist(),
         "speedup": speedup.tolist(),
-        "throughput": (np.array(ranks) / found.ranks * speedup).tolist(),
+        "throughput": (np.array(ranks) / measured.ranks * speedup).tolist(),
     }
 
 
-def sentences(found: Profile, title: str, data: Mapping[str, Any]) -> list[str]:
+def sentences(measured: StepTimes, title: str, data: Mapping[str, Any]) -> list[str]:
     """State the captured breakdown, and the times on the fewest and the most ranks."""
-    share = found.communication_s / found.iteration_s
+    whole = measured.iteration_s
+    share = measured.communication_s / whole
     rows = [
         f"{number} ranks an iteration takes {duration(length)}, throughput "
         f"{rate:.3g} times"
@@ -45,8 +48,8 @@ def sentences(found: Profile, title: str, data: Mapping[str, Any]) -> list[str]:
         )
     ]
     return [
-        f"Projected from {title}: {found.ranks} ranks, iteration "
-        f"{duration(found.iteration_s)}, of which collectives and waiting {share:.1%}.",
+        f"Projected from {title}: {measured.ranks} ranks, iteration {duration(whole)}, "
+        f"of which collectives and waiting {share:.1%}.",
         f"On {'; on '.join(dict.fromkeys((rows[0], rows[-1])))} the captured run's.",
     ]
 

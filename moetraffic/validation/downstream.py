@@ -19,10 +19,9 @@ from itertools import combinations
 
 import numpy as np
 
-from moetraffic.analysis.distances import total_variation
-from moetraffic.analysis.forecast.forecasting import forecast
-from moetraffic.analysis.skew.hot_experts import hot_members, retention
-from moetraffic.analysis.skew.measures import normalized_entropy
+from moetraffic.analysis.forecast import score
+from moetraffic.analysis.load import hot_members, retention
+from moetraffic.analysis.measures import entropy, total_variation
 from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import PHASES, Trace
@@ -102,7 +101,7 @@ def downstream(
     iteration = len(PHASES) * calls.sum(axis=1)  # a transposed matrix has its bound
     skills = _skills(load)
     return {
-        "entropy": float(np.nanmean(normalized_entropy(load))),
+        "entropy": float(np.nanmean(entropy(load))),
         "max over mean": float(load.max(axis=2).mean() * load.shape[2]),
         "change": float(np.nanmean(total_variation(load[1:], load[:-1]))),
         "p99 link time": float(np.percentile(calls, 99)),
@@ -177,10 +176,11 @@ def accepted_difference(reruns: Sequence[Mapping[str, float]]) -> dict[str, floa
 
 def _skills(load: Float64) -> tuple[float, float]:
     """Compute the skill of one forecaster for all experts at horizons 1 and LAG."""
-    found = forecast(load.reshape(len(load), -1), horizons=(1, LAG), period=0)
-    scores = [horizon.score() for horizon in found.horizons]
-    one, later = (np.nan if s is None else s.skill.value for s in scores)
-    return float(one), float(later)
+    one, later = (
+        next((row["below_mean"] for row in scores.rows if row["chosen"]), float("nan"))
+        for scores in score(load.reshape(len(load), -1), horizons=(1, LAG), period=0)
+    )
+    return one, later
 
 
 def _retention(load: Float64) -> float:

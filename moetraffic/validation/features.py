@@ -15,10 +15,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moetraffic.analysis.distances import total_variation
-from moetraffic.analysis.network.flows import inter_host_share
-from moetraffic.analysis.skew.kernels import matrix_statistics
-from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy, ratio
+from moetraffic.analysis.kernels import matrix_statistics
+from moetraffic.analysis.measures import (
+    entropy,
+    means_of_known,
+    ratio,
+    total_variation,
+)
+from moetraffic.analysis.network import inter_host_share
 from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
@@ -224,11 +228,11 @@ def _of_window(
     load = total / np.maximum(copies, 1)[..., None]
     wire = _between_ranks(counts, holder, len(hosts))
     flat = wire.reshape(-1, len(hosts), len(hosts))
-    efficiency = matrix_statistics(flat, diagonal=False).line_efficiency
+    efficiency = matrix_statistics(flat, diagonal=False)["line_efficiency"]
     return {
         "load": load,
         "copies": copies,
-        "entropy": normalized_entropy(load),
+        "entropy": entropy(load),
         "max over mean": load.max(axis=2) * load.shape[2],
         "sampling noise": sampling_noise(load, copies),
         "line efficiency": means_of_known(efficiency.reshape(wire.shape[:3])),
@@ -272,7 +276,7 @@ def _rows(counts: Integer, before: Integer, load: Float64) -> dict[str, Float64]
     other = np.square(previous).sum(axis=(2, 3))
     return {
         "row dispersion": np.log(np.maximum(dispersion, 1e-6)),
-        "row entropy spread": normalized_entropy(shares).std(axis=2),
+        "row entropy spread": entropy(shares).std(axis=2),
         "row spectrum": _known_ratio(trace**2, np.square(gram).sum(axis=(2, 3))),
         "empty cells": empty.mean(axis=(2, 3)),
         "row persistence": _known_ratio(

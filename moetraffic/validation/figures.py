@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy
+from moetraffic.analysis.measures import entropy, means_of_known
 from moetraffic.arrays import Float64
 
 from .features import LAGS, Features, changes, sampling_noise
@@ -340,7 +340,7 @@ def tempered(run: Features, change: float) -> Features:
         part = min(1.0, (now - now / (1 + change)) / max(now - even, 1e-12))
         load = (1 - part) * run.load + part * even
     series = {
-        "entropy": normalized_entropy(load),
+        "entropy": entropy(load),
         "max over mean": load.max(axis=2) * load.shape[2],
         "sampling noise": sampling_noise(load, run.tokens),
         **changes(load),

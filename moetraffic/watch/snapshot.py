@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.noise.floors import GRID, skew_floors
-from moetraffic.analysis.noise.null_model import NullModel
-from moetraffic.analysis.skew.collapse import Collapse, collapse
-from moetraffic.analysis.skew.measures import max_over_mean, means_of_known, ratio
+from moetraffic.analysis.load import collapsed, starved
+from moetraffic.analysis.measures import max_mean, means_of_known, ratio
+from moetraffic.analysis.noise import balanced
 from moetraffic.arrays import Float64, Int64
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace.model import Source
@@ -24,8 +23,6 @@ HOT = 3
 
 SIGNIFICANT = 2.0
 """Standard deviations above the noise floor from which on an expert is hot."""
-
-MEASURE = "max_over_mean"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,8 @@ class LayerSnapshot:
     local_bytes: Float64  # [n] of these, to the rank itself
     time_share: Float64  # [n] of the step in the layer's all-to-alls, mean of the ranks
     hot: tuple[int, ...]  # hot experts of the n steps, most loaded first
-    collapse: Collapse | None  # None where the load of experts is unknown
+    starved: int  # experts with less than a tenth of the mean load of the n steps
+    collapsed: bool | None  # whether these are half of all; None: unknown
 
     @property
     def total(self) -> Int64:
@@ -125,16 +123,15 @@ def layer_snapshot(number: int, steps: Sequence[StepRow], k: int) -> LayerSnapsh
     counted = newest.of == "expert" and bool(total.any())
     imbalance = floor = spread = np.full(len(rows), np.nan)
     if cells > 1:
-        imbalance = np.asarray(max_over_mean(load), np.float64)
+        imbalance = np.asarray(max_mean(load), np.float64)
     least = 1.0  # load relative to the mean from which on an expert is hot
     if counted and 1 <= k <= cells and cells > 1:
-        model = NullModel(experts=cells, k=k)
-        tokens = np.rint(copies / k).astype(np.int64)
-        step = skew_floors((MEASURE,), tokens, model, most=GRID)[MEASURE]
-        floor, spread = step.mean, step.std
-        tokens = np.array(round(int(total.sum()) / k))
-        whole = skew_floors((MEASURE,), tokens, model)[MEASURE]
-        least = float(whole.mean + SIGNIFICANT * whole.std)
+        # of each step, and of all together
+        tokens = np.append(copies, copies.sum()) / k
+        expected = balanced(tokens, experts=cells, k=k)["max_mean"]
+        noise = balanced(tokens, experts=cells, k=k, deviation=True)["max_mean"]
+        floor, spread = expected[:-1], noise[:-1]
+        least = float(expected[-1] + SIGNIFICANT * noise[-1])
     largest = np.argsort(-total, kind="stable")[:HOT].tolist()
     return LayerSnapshot(
         layer=number,
@@ -149,7 +146,8 @@ def layer_snapshot(number: int, steps: Sequence[StepRow], k: int) -> LayerSnapsh
         local_bytes=column(same, "local_bytes"),
         time_share=column(same, "time_share"),
         hot=tuple(cell for cell in largest if total[cell] > least * total.mean()),
-        collapse=collapse(total, k=k) if counted else None,
+        starved=int(starved(total).sum()) if counted else 0,
+        collapsed=collapsed(total, k=k) if counted else None,
     )
 
 

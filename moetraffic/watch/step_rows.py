@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.analysis.skew.measures import means_of_known
-from moetraffic.analysis.times.call_times import timed
-from moetraffic.analysis.times.intervals import merge_intervals
-from moetraffic.analysis.times.time_breakdown import covered_ns
+from moetraffic.analysis.measures import means_of_known
+from moetraffic.analysis.times.calls import covered_ns, merge_intervals, timed
 from moetraffic.arrays import Int64
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common

@@ -219,7 +219,7 @@ def _matrix(
         return matrix_rows(cells, str(path))
     if trace is None:
         return ()
-    from moetraffic.analysis.times.iteration_traffic import world_matrices
+    from moetraffic.analysis.times.traffic import world_matrices
     from moetraffic.trace import Trace
 
     with Trace.open(trace) as opened:

@@ -3,7 +3,7 @@
 Completion times of all operations, of each kind, stream, phase and layer, and of
 iterations; their busbw and waiting; and ratios to the baselines (:mod:`.baselines`),
 each with a confidence interval from iterations resampled jointly for both
-(:mod:`moetraffic.analysis.resampling`).  A ratio is of sums over the operations whose
+(:mod:`moetraffic.analysis.intervals`).  A ratio is of sums over the operations whose
 time is known in both.  Several runs: :mod:`.runs`.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.resampling import UNKNOWN, Interval, ratio
+from moetraffic.analysis.intervals import UNKNOWN, Interval, ratio
 from moetraffic.analysis.times.completion import by_iteration, quantiles
-from moetraffic.analysis.times.repeated_runs import mean_of_runs
+from moetraffic.analysis.times.runs import mean_of_runs
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
@@ -117,7 +117,7 @@ def slowdown_by_bytes(plan: Plan, pairs: Sequence[Sequence[Float64]]) -> Interva
     ``pairs`` are transfer times, ``[n]`` s, of the three passes of :func:`audit`.  The
     transfer time beside the traffic is divided by that beside its operations without
     bytes, of the same pair; the interval is between pairs
-    (:func:`~moetraffic.analysis.times.repeated_runs.mean_of_runs`), unknown for one.
+    (:func:`~moetraffic.analysis.times.runs.mean_of_runs`).
     """
     exchanges = _exchanges(plan)
     sums = [np.nansum(_both(exchanges, p[2], p[1]), axis=1) for p in pairs]

@@ -64,10 +64,10 @@ def captured_times(trace: Trace, plan: Plan) -> tuple[Float64, Float64]:
     """Return captured call and transfer times of operations, ``[n]`` s each."""
     calls = completion(trace, kind=None)
     row = np.full(len(trace.occurrences), -1, np.int64)
-    row[calls.occurrence] = np.arange(len(calls))
+    row[calls["occurrence"]] = np.arange(len(calls))
     at = np.where(plan.occurrence >= 0, row[plan.occurrence], -1)
     found = []
-    for values in (calls.call_s, calls.transfer_s):
+    for values in (calls["call_s"], calls["transfer_s"]):
         out = np.full(len(plan), np.nan)
         out[at >= 0] = values[at[at >= 0]]
         found.append(out)

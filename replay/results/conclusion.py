@@ -87,8 +87,8 @@ def conclude(
     walls: dict[int, float] = {}
     if not request.scaling:
         calls = completion(trace, kind=None)
-        mine = np.flatnonzero(np.isin(calls.occurrence, plan.occurrence))
-        when, took, _ = wall_times(trace, calls.take(mine))
+        replayed = np.isin(calls["occurrence"], plan.occurrence)
+        when, took = wall_times(trace, calls[replayed])
         walls = dict(zip(when.tolist(), took.tolist(), strict=True))
     network = requested_network(request, plan.world)
     baselines = _baselines(request, trace, plan, nodes, network)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.analysis.resampling import Interval
-from moetraffic.analysis.times.repeated_runs import mean_of_runs
+from moetraffic.analysis.intervals import Interval
+from moetraffic.analysis.times.runs import mean_of_runs
 from moetraffic.arrays import Float64, Int64
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.sizes import Matrices

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moetraffic.analysis.resampling import UNKNOWN, Interval
+from moetraffic.analysis.intervals import UNKNOWN, Interval
 from moetraffic.analysis.times.completion import Quantiles
 from moetraffic.arrays import Float64
 from moetraffic.errors import ReplayError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.times.repeated_runs import mean_of_runs
+from moetraffic.analysis.times.runs import mean_of_runs
 
 from .result import RATIOS, Fidelity, PartFidelity
 

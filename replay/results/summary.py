@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from moetraffic.analysis.resampling import LEVEL, WIDEST, Interval
+from moetraffic.analysis.intervals import LEVEL, WIDEST, Interval
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import byte_size, duration, three_digits
 

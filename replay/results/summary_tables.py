@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from moetraffic.analysis.resampling import LEVEL, Interval
+from moetraffic.analysis.intervals import LEVEL, Interval
 from moetraffic.tables import Table
 from moetraffic.units import duration, three_digits
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.analysis import analyze
+from moetraffic.analysis.exchange import exchanges
 from moetraffic.analysis.pattern_trace import pattern_trace
-from moetraffic.analysis.times.iteration_traffic import world_matrices
+from moetraffic.analysis.times.traffic import world_matrices
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
 from moetraffic.patterns.megatron import megatron_pattern
@@ -79,8 +79,8 @@ def test_a_trace_is_saved_analyzed_and_replayed(tmp_path: Path) -> None:
         groups = {r: g for g in pattern.grid.groups("ep") for r in g}
         with_experts = len({groups[r] for r in range(8, 16)})
         assert len(plan) == 3 * len(calls) * with_experts
-        told = analyze(trace)
-        assert {e.layer for e in told.exchanges} == {1, 3}
+        located = exchanges(trace, [])
+        assert {exchange.layer for exchange in located} == {1, 3}
         holder = trace.holder(1, plan_group(trace), 0)
         assert holder.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 

@@ -1,130 +1,139 @@
-"""``moetraffic analyze``: the answer first, and without what it does not need."""
+"""``moetraffic analyze``: a first screen, all tables, JSON and files of traces."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
-from moetraffic.analysis import PARTS
-from moetraffic.analysis import analyze as analysis_of
-from moetraffic.analysis.engine import SUMMARY_PARTS
 from moetraffic.cli import main
-from moetraffic.cli.analysis import analyze as verb
 from moetraffic.data import path
-from moetraffic.trace import Trace
-from tests.cli.printed import unwrapped
+
+from .test_cli import refused
 
 GOLDEN = str(path("golden.h5"))
 
-HEAVY = ("statsmodels", "sklearn", "scipy.stats", "pandas", "matplotlib", "numba")
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["analyze", *arguments]) == 0
+    return capsys.readouterr().out
 
 
-def test_the_summary_comes_first(
+def test_the_first_screen_fits_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["analyze", GOLDEN]) == 0
-    lines = unwrapped(capsys.readouterr().out).splitlines()
-    assert 3 <= len(lines) <= 8
-    assert lines[0].startswith("Data: ")
-    assert lines[1].startswith("Skew: ")
-    # a long path is named once, and a variable stands for it
-    assert re.search(r"moetraffic analyze \S+ --tables", lines[-1])
-    assert GOLDEN in lines[-1]
     monkeypatch.chdir(path("golden.h5").parent)
-    assert main(["analyze", "golden.h5"]) == 0
-    assert unwrapped(capsys.readouterr().out).splitlines() == [
-        *lines[:-1],
-        "Next: moetraffic analyze golden.h5 --tables (each layer); moetraffic "
-        "evaluate golden.h5 (circuits); moetraffic report golden.h5 (charts)",
-    ]
-    asked = ["--layers", "1", "--iterations", "2:", "--phase", "combine"]
-    assert main(["analyze", "golden.h5", *asked]) == 0
-    last = unwrapped(capsys.readouterr().out).splitlines()[-1]
-    assert last.count(" ".join(asked)) == 3
-    assert main(["analyze", GOLDEN, "--tables"]) == 0
-    everything = unwrapped(capsys.readouterr().out)
-    assert everything.splitlines()[: len(lines)] == lines
-    assert main(["analyze", GOLDEN, "--only", "skew"]) == 0
-    skew = unwrapped(capsys.readouterr().out)
-    assert "Load skew" in skew
-    assert "Data: " not in skew
-    assert "Convergence and hot" not in skew
-    assert "Convergence and hot" in everything
+    head, _, *table = printed(capsys, "golden.h5").splitlines()
+    assert head.startswith("golden.h5: 12 iterations, 2 MoE layers, 4 experts, top-2,")
+    assert max(map(len, table)) <= 80
+    end = table.index("")
+    assert {"entropy", "busiest expert", "step time"} <= {
+        line[8:24].strip() for line in table[:end]
+    }
+    sentences = [line for line in table[end + 1 :] if not line.startswith("note: ")]
+    assert 0 < len(sentences) <= 5
 
 
-@pytest.mark.slow
-def test_the_summary_imports_no_heavy_package() -> None:
+def test_tables_and_only_choose_what_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = printed(capsys, GOLDEN)
+    whole = printed(capsys, GOLDEN, "--tables")
+    assert whole.startswith(first)
+    assert {"stages", "claims", "complexity", "bursts"} <= {*whole.splitlines()}
+    (stages,) = [s for s in whole.split("\n\n") if s.startswith("stages\n")]
+    assert printed(capsys, GOLDEN, "--only", "stages").strip() == stages
+    several = printed(capsys, GOLDEN, GOLDEN, "--only", "claims,stages")
+    assert several.count("\nclaims\n") == several.count("\nstages\n") == 2
+
+
+def test_several_traces_are_shown_one_after_the_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = str(path("golden-linked.h5"))
+    both = printed(capsys, GOLDEN, other)
+    assert both == printed(capsys, GOLDEN) + "\n" + printed(capsys, other)
+    results = json.loads(printed(capsys, GOLDEN, other, "--json"))["results"]
+    assert [result["data"]["file"] for result in results] == [GOLDEN, other]
+
+
+def test_json_has_all_tables_or_the_chosen_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = json.loads(printed(capsys, GOLDEN, "--json"))
+    assert {"measures", "forecasts", "experts", "times", "network"} <= {
+        *whole["tables"]
+    }
+    assert len(whole["verdict"]) <= 5
+    chosen = ("--layers", "3", "--iterations", "4:10", "--horizons", "1,2")
+    asked = (GOLDEN, *chosen, "--only", "measures", "--json")
+    (rows,) = json.loads(printed(capsys, *asked))["tables"].values()
+    assert {row["layer"] for row in rows} == {3}
+    assert {row["iteration"] for row in rows} == {4, 5, 6, 7, 8, 9}
+
+
+def test_a_file_has_the_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "run.csv")
+    asked = (GOLDEN, "--only", "stages", "-o", file)
+    assert printed(capsys, *asked) == f"written: {file}\n"
+    frame = pandas.read_csv(file)
+    assert set(frame.measure) >= {"entropy", "busiest_expert", "transfer"}
+    assert "not overwritten" in refused(capsys, "analyze", *asked)
+    printed(capsys, *asked, "--force")
+    document = tmp_path / "run.json"
+    shown = printed(capsys, GOLDEN, "-o", str(document))
+    assert shown.endswith(f"written: {document}\n")
+    assert json.loads(document.read_text())["tables"]["measures"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "entropy"], "a table is one of overview, stages, measures"),
+        (["--layers", "2"], "not of [2]: this trace has [1, 3]"),
+        (["--phase", "combined"], "'combined' is not one of dispatch"),
+        (["--iterations", "90:"], "are none of the 12 training iterations"),
+        (["--horizons", "0"], "horizons are iterations ahead"),
+        (["--rhythm-by", "node"], "not 'node'"),
+        (["--dask", "nowhere"], "listens at HOST:PORT"),
+        (["-o", "run.txt"], "file extensions"),
+        (["-o", "none/run.csv"], "does not exist"),
+        (["none.h5"], "there is no file"),
+    ],
+)
+def test_a_wrong_input_is_one_sentence(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, "analyze", GOLDEN, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--help"], "scipy pandas torch"),
+        (["info", GOLDEN], "scipy statsmodels pandas matplotlib torch"),
+        (["analyze", GOLDEN], "statsmodels sklearn pandas matplotlib torch"),
+    ],
+)
+def test_no_package_is_imported_in_vain(arguments: list[str], absent: str) -> None:
     program = (
         "import sys; from moetraffic.cli import main; "
-        f"assert main(['analyze', {GOLDEN!r}]) == 0; "
-        f"print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
+        f"assert main({arguments}) == 0; "
+        f"print({{*{absent.split()}}} & {{*sys.modules}}, file=sys.stderr)"
     )
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert ran.stderr.strip() == "[]"
-
-
-def test_json_and_files_have_all_parts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "all.json"
-    assert main(["analyze", GOLDEN, "-o", str(out)]) == 0
-    capsys.readouterr()
-    found = json.loads(out.read_text())
-    for exchange in found["exchanges"]:
-        assert exchange["statistics"]["expert_load"]["skew"]
-        assert exchange["convergence"]
-    assert found["summary"]
-
-
-def test_only_takes_the_parts_of_an_analysis(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert verb.PARTS == PARTS
-    assert main(["analyze", GOLDEN, "--only", "skew,entropy"]) == 2
-    assert "'entropy' is none of these" in capsys.readouterr().err
-    assert main(["analyze", GOLDEN, "--only", "skew"]) == 0
-    skew = capsys.readouterr().out
-    assert main(["analyze", GOLDEN, "--only", "skew", "--tables"]) == 0
-    assert capsys.readouterr().out == skew
-
-
-@pytest.mark.parametrize("parts", ["skew", "claims", "convergence,complexity"])
-def test_a_file_replaces_the_tables_of_parts(
-    parts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["analyze", GOLDEN, "--only", parts]
-    assert main(asked) == 0
-    assert capsys.readouterr().out.count("\n") > 1
-    file = tmp_path / "found.json"
-    assert main([*asked, "-o", str(file)]) == 0
-    assert capsys.readouterr().out == f"written: {file}\n"
-
-
-def test_a_trace_without_demand_is_judged_by_its_bytes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for options in ((), ("--tables",)):
-        assert main(["analyze", GOLDEN, "--of", "wire", *options]) == 0
-        shown = capsys.readouterr().out
-        assert "experts unknown: bytes received by 2 ranks" in shown
-        assert "needs about " in shown.partition("Undecided: ")[2]
-    assert "bytes received, dispatch of layer 1" in shown
-    assert "expert load of" not in shown
-
-
-@pytest.mark.parametrize("of", [("demand", "wire"), ("wire",)])
-def test_the_claims_of_the_summary_are_those_of_all_parts(of: tuple[str, ...]) -> None:
-    """The summary reads less, and states the same."""
-    with Trace.open(GOLDEN) as trace:
-        short = analysis_of(trace, of=of, parts=SUMMARY_PARTS)
-        whole = analysis_of(trace, of=of)
-    assert [str(c) for c in short.claims] == [str(c) for c in whole.claims]
-    for one, other in zip(short.exchanges, whole.exchanges, strict=True):
-        assert one.figures == other.figures
+    assert ran.stderr.strip() == "set()"

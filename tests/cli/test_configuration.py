@@ -36,7 +36,6 @@ sequence-parallel = false
 model = "tiny"
 gradient_dtype = "float32"
 [compare]
-at-most = ["shares=0.05", "skew=0.1"]
 layers = "1,3"
 force-nothing-here = 1
 """

@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 from moetraffic import Trace
-from moetraffic.analysis.times.iteration_traffic import world_matrices
+from moetraffic.analysis.times.traffic import world_matrices
 from moetraffic.cli import main
 from moetraffic.fabric import Hosts, torus
 from moetraffic.fabric.assessment import assess

@@ -20,7 +20,7 @@ def test_import_writes_a_trace_and_tells_it(
     output = tmp_path / "my run.h5"
     table = EXAMPLES / "exchange.csv"
     assert main(["import", str(table), "-o", str(output), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)["data"]
     assert (told["format"], told["meta"]["origin"]) == ("csv", "imported")
     assert told["meta"]["source"] == "exchange.csv"
     with Trace.open(output) as trace:
@@ -30,7 +30,7 @@ def test_import_writes_a_trace_and_tells_it(
     assert "give --force" in capsys.readouterr().err
     assert main(["import", str(table), "-o", str(output), "--force"]) == 0
     assert f"Next: moetraffic analyze '{output}'" in capsys.readouterr().out
-    assert main(["analyze", str(output)]) == 0
+    assert main(["info", str(output)]) == 0
     said = capsys.readouterr().out
     # routing is not in the file: no router can be registered any more
     assert "import a table of tokens" in said
@@ -42,12 +42,10 @@ def test_matrices_without_a_layer_are_named_by_another_import(
 ) -> None:
     output, table = tmp_path / "run.h5", EXAMPLES / "matrix.txt"
     assert main(["import", str(table), "-o", str(output)]) == 0
-    assert main(["analyze", str(output)]) == 0
     assert "import again with --experts E --k K" in capsys.readouterr().out
     again = ["--experts", "8", "--k", "2", "--force"]
     assert main(["import", str(table), "-o", str(output), *again]) == 0
-    assert main(["analyze", str(output)]) == 0
-    assert "Data: layer 0; 1 iteration; " in capsys.readouterr().out
+    assert "MoE layer 0, 8 experts" in capsys.readouterr().out
 
 
 def test_contradictions_write_nothing_unless_kept(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from moetraffic.analysis.skew.rank_shares import rank_shares
+from moetraffic.analysis.load import rank_shares
 from moetraffic.cli import main
 from moetraffic.patterns import preset, time_model
 from moetraffic.patterns.time_model import (

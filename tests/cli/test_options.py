@@ -130,7 +130,6 @@ def test_paragraphs_of_help_are_wrapped_to_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (["analyze", "--rhythm-by", "phase,foo"], "not of 'foo'"),
         (["analyze", "--threads", "0"], "at least 1, but is 0"),
         (["report", "-o", "page.pdf"], "a report is an HTML file, but page.pdf"),
     ],

@@ -11,7 +11,8 @@ from moetraffic.analysis import analyze
 from moetraffic.cli import main
 from moetraffic.data import path as data_path
 from moetraffic.report.chart import Chart
-from moetraffic.report.results import pictures
+from moetraffic.report.views.pictures import PARTS, pictures
+from moetraffic.report.views.trace import traffic_chart
 from moetraffic.trace import Trace
 from moetraffic.trace.model import PHASES
 
@@ -25,7 +26,7 @@ def test_pictures_of_a_capture(
     asked = ["plot", str(captured), "-o", str(folder), "--iterations", "0,20"]
     assert main([*asked, "--operations", "all_to_all,all_reduce"]) == 0
     drawn = {path.name for path in folder.iterdir()}
-    assert {"traffic.png", "timeline.png", "entropy.png"} < drawn
+    assert {f"{name}.png" for name in {*PARTS} - {"demand", "forecasts"}} < drawn
     assert "demand-layer-1.png" in drawn
     for path in folder.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -55,30 +56,51 @@ def test_no_picture_is_an_error(
     """A virtual trace has no times, so that nothing is written."""
     folder = tmp_path / "none"
     asked = ["plot", data_path("run-top2-balanced.h5"), "-o", str(folder)]
-    assert main([*map(str, asked), "--only", "time-breakdown"]) == 2
+    assert main([*map(str, asked), "--only", "times"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "no picture can be drawn" in said
     assert not folder.exists()
 
 
-def test_loads_of_experts_add_up(captured: Path) -> None:
+def test_shares_of_experts_add_up(captured: Path) -> None:
     with Trace.open(captured) as trace:
-        chart = pictures.load(trace, analyze(trace, parts=["skew"]), "")
+        chart = pictures(trace, ["load"])["load"]
         assert isinstance(chart, Chart)
-        low, mean, high = (np.asarray(p.series[0].z) for p in chart.panels)
-        for row, layer in enumerate(trace.layers):
+        assert len(chart.panels) == len(trace.layers) > 1
+        for panel, layer in zip(chart.panels, trace.layers, strict=True):
             # routing of micro-batches and ranks adds up to the load of an iteration
             routed = trace.find(operation="routing", layer=layer, direction="forward")
-            load = np.zeros((trace.iterations.max() + 1, mean.shape[1]))
-            of = trace.occurrences.iteration[routed]
-            np.add.at(load, of, trace.demand(routed).sum(axis=1))
+            share = np.asarray(panel.series[0].z).T
+            load = np.zeros((trace.iterations.max() + 1, share.shape[1]))
+            when = trace.occurrences.iteration[routed]
+            np.add.at(load, when, trace.demand(routed).sum(axis=1))
             load = load[trace.iterations]
-            share = load / load.mean(axis=1, keepdims=True)  # 1: a balanced layer
-            assert mean[row] == pytest.approx(share.mean(axis=0))
-            assert low[row] == pytest.approx(np.quantile(share, 0.05, axis=0))
-            assert high[row] == pytest.approx(np.quantile(share, 0.95, axis=0))
-        assert mean.shape[0] == len(trace.layers) > 1
+            assert share == pytest.approx(100 * load / load.sum(axis=1, keepdims=True))
+
+
+def test_the_low_and_the_end_are_marked_beside_a_balanced_router() -> None:
+    with Trace.open(data_path("run-top2-unbalanced.h5")) as trace:
+        chart = pictures(trace, ["entropy"], layers=[0])["entropy"]
+        (stage,) = (
+            row
+            for row in analyze(trace, layers=[0], parts=["evenness"])
+            .frame("stages")
+            .to_dict("records")
+            if row["measure"] == "entropy"
+        )
+    assert isinstance(chart, Chart)
+    panel = chart.panels[0]
+    balanced, load, low, end = panel.series
+    assert balanced.name == "balanced router"
+    assert np.min(balanced.y) > np.max(load.y)
+    assert low.y == stage["worst"]
+    assert 0 <= low.x - stage["worst_at"] <= 9
+    assert (end.x, end.y) == (trace.iterations[-1], stage["late"])
+    assert [label.text.strip() for label in panel.labels] == [
+        f"{stage['worst']:.3f}",
+        f"{stage['late']:.3f}",
+    ]
 
 
 def test_figures_for_a_paper(
@@ -95,8 +117,8 @@ def test_figures_for_a_paper(
     )
     assert wide is not None
     assert float(wide[1]) == pytest.approx(86 / 25.4 * 72, abs=0.1)
-    told = json.loads(capsys.readouterr().out)
-    assert "layers: 1" in told["captions"]["traffic"]["title"]
+    told = json.loads(capsys.readouterr().out)["data"]
+    assert "layers: 1" in told["pictures"][0]["title"]
     assert told["missing"] == {}
 
 
@@ -105,8 +127,8 @@ def test_traffic_of_all_layers_and_phases_is_that_of_the_all_to_alls(
 ) -> None:
     """The bytes of phases add up; those of one phase are its matrix."""
     with Trace.open(captured) as trace:
-        each = [pictures.traffic(trace, [3], phase=phase) for phase in PHASES]
-        one = pictures.traffic(trace, [3], phase="dispatch", layers=[1])
+        each = [traffic_chart(trace, [3], phase=phase) for phase in PHASES]
+        one = traffic_chart(trace, [3], phase="dispatch", layers=[1])
         wanted = np.array(
             trace.matrix(
                 iteration=3, layer=1, phase="dispatch", of="wire", space="world"
@@ -114,8 +136,8 @@ def test_traffic_of_all_layers_and_phases_is_that_of_the_all_to_alls(
             float,
         )
         np.fill_diagonal(wanted, np.nan)  # left out, which is not zero
-        every = pictures.traffic(trace, [3], layers=trace.layers)
-        usual = pictures.traffic(trace, [3])
+        every = traffic_chart(trace, [3], layers=trace.layers)
+        usual = traffic_chart(trace, [3])
 
     def cells(chart: Chart) -> np.ndarray:
         series = chart.panels[0].series[0]
@@ -131,17 +153,6 @@ def test_traffic_of_all_layers_and_phases_is_that_of_the_all_to_alls(
     assert shown["operations"].startswith("dispatches, or all collectives")
 
 
-def test_an_algorithm_changes_what_is_drawn_of_all_reduces(
-    captured: Path, tmp_path: Path
-) -> None:
-    asked = ["plot", str(captured), "--only", "traffic", "--operations", "all_reduce"]
-    for algorithm in ("ring", "double-tree"):
-        file = str(tmp_path / f"{algorithm}.svg")
-        assert main([*asked, "--algorithm", algorithm, "-o", file]) == 0
-    ring, tree = sorted(file.read_bytes() for file in tmp_path.iterdir())
-    assert ring != tree
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -149,17 +160,16 @@ def test_an_algorithm_changes_what_is_drawn_of_all_reduces(
         (["--iterations", "early"], "iterations are numbers, or A:B"),
         (["--iterations", "20:30"], "iterations are numbers from 0 to 23"),
         (["--operations", "gossip"], "the trace has all_reduce, all_to_all"),
-        (["--algorithm", "star"], "'star' is not one of ring, direct"),
         (["-o", "nowhere/pictures"], "does not exist"),
         (["--format", "eps"], "--format takes png, pdf, svg"),
-        (["-o", "all.pdf"], "all.pdf is the name of one picture, but 7 are drawn"),
+        (["-o", "all.pdf"], "all.pdf is the name of one picture, but 9 are drawn"),
         (["-o", "d.pdf", "--only", "demand"], "is the name of one picture"),
         (["-o", "x.jpg"], "pictures are png, pdf, svg files, but x.jpg ends in .jpg"),
         (["-o", "f.h5", "--only", "load"], "give -o f.png, or a folder"),
         (["--width", "3.4"], "a width is a number with in, cm, mm, pt"),
         (["--style", "nature"], "a style is a name of matplotlib's"),
         (["--only", "loads"], "--only takes traffic, demand"),
-        (["--phase", "all"], "--phase is 'all'"),
+        (["--phase", "all"], "a phase is one of dispatch"),
         (["--layers", "1", "--operations", "all_to_all"], "--operations is all_to_all"),
     ],
 )

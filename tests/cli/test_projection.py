@@ -9,7 +9,8 @@ import pytest
 
 import moetraffic.data
 from moetraffic import Trace
-from moetraffic.analysis.times.projection import profile
+from moetraffic.analysis.times.calibration import step_times
+from moetraffic.analysis.times.projection import collectives
 from moetraffic.cli import main
 from moetraffic.data import published
 from moetraffic.patterns import PRESETS
@@ -82,9 +83,13 @@ def test_a_capture_is_projected_by_the_formula(
     throughput = [2 * 1, 4 * (compute + sent) / (compute + 2 * sent)]
     assert found["throughput"] == pytest.approx(throughput)
     with Trace.open(captured) as trace:
-        taken = profile(trace)
+        taken = step_times(trace)
+        rows = collectives(trace, taken.steps.tolist())
     assert compute == taken.compute_s
-    assert {one.operation for one in taken.collectives} == {"all_to_all", "all_reduce"}
+    assert {row["operation"] for row in rows} == {
+        "all_to_all",
+        "all_reduce",
+    }
 
 
 def test_an_efficiency_is_measured_by_bench(

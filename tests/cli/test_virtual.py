@@ -25,7 +25,7 @@ def test_sixteen_ranks_in_one_process_and_then_four(
     run, placed = tmp_path / "run.h5", tmp_path / "placed.h5"
     asked = ["--virtual", "--ep", "16", "--experts", "32", "--iterations", "6"]
     assert main(["capture", *asked, *SMALL, "-o", str(run), "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
+    told = json.loads(capfd.readouterr().out)["data"]
     assert told["meta"]["virtual"] is True
     assert (told["meta"]["world"], told["meta"]["ep"]) == (16, 16)
     with Trace.open(run) as trace:

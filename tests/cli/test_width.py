@@ -13,16 +13,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis import compare
 from moetraffic.cli import main, output
+from moetraffic.data import path
 from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
-from moetraffic.trace import Trace
 
 WIDTHS = (80, 100, 120)
 
@@ -56,16 +54,6 @@ def on_terminal(width: int, act: Callable[[], None]) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", b"".join(parts).decode()).replace("\r", "")
 
 
-def test_only_equal_matrices_are_byte_identical() -> None:
-    noise = np.random.default_rng()
-    demand = noise.integers(1, 99, (12, 1, 4, 8))
-    runs = [
-        Trace.from_arrays(demand=d, k=1) for d in (demand, demand, demand[::-1].copy())
-    ]
-    assert "12 iterations" in compare(runs[0], runs[1]).identical
-    assert not compare(runs[0], runs[2]).identical
-
-
 WORDS = st.text("abc 0123456789.%-", min_size=0, max_size=30)
 
 
@@ -89,6 +77,20 @@ def test_every_cell_of_any_table_is_shown_whole(
     seen = Counter(shown.split())
     for word in {w for row in table.texts() for cell in row for w in cell.split()}:
         assert seen[word] or seen[f"{word};"] or seen[f"{word}."]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("verb", ["info", "analyze", "compare"])
+def test_first_screens_fit(
+    verb: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path("golden.h5").parent)
+    files = ["golden.h5", "golden-linked.h5"][: 1 + (verb == "compare")]
+    shown = on_terminal(width, lambda: main([verb, *files])).splitlines()
+    shown = [line for line in shown if "\x1b" not in line]  # no progress
+    assert len(shown) > 10
+    assert max(map(len, shown)) <= width
+    assert not any("not shown:" in line for line in shown)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moetraffic import Trace, load_fabric
-from moetraffic.analysis.resampling import Interval
+from moetraffic.analysis.intervals import Interval
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
 from moetraffic.policies.catalog import POLICIES

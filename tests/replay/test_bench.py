@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from moetraffic.analysis.times.iteration_traffic import world_matrices
+from moetraffic.analysis.times.traffic import world_matrices
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.patterns.bandwidth.measurements import read_table

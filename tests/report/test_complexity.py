@@ -1,69 +1,56 @@
-"""Complexities stand where they were measured, a row for each name."""
+"""Complexities stand where they were measured, a row for each layer."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from moetraffic.analysis.network.complexity import Complexity, complexity
-from moetraffic.analysis.network.packets import packets
 from moetraffic.report.chart import Chart, Missing
 from moetraffic.report.figures import save
-from moetraffic.report.results.complexity import complexity_chart
+from moetraffic.report.views.analysis import complexity_chart
+from moetraffic.result import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-
-@pytest.fixture(scope="module")
-def measured() -> Complexity:
-    matrices = np.random.default_rng(0).poisson(3, (300, 4, 4))
-    return complexity(packets(lambda a, b: matrices[a:b], number=len(matrices)))
+PLACES = {1: (0.2, 0.9), 3: (0.6, 0.5), 5: (0.95, 1.0)}
+"""Temporal and non-temporal complexity by layer."""
 
 
-def at(one: Complexity, temporal: float, other: float) -> Complexity:
-    return replace(
-        one,
-        temporal=temporal,
-        non_temporal=other,
-        trace_complexity=temporal * other,
-        temporal_interval=(temporal - 0.02, temporal + 0.02),
-        non_temporal_interval=(other - 0.01, other + 0.01),
-        temporal_corrected=temporal * 0.9,
+def row(layer: int, temporal: float, other: float) -> dict[str, float]:
+    return {
+        **{"layer": layer, "group": 0, "packets": 1000, "packet_size": 8},
+        **{"temporal": temporal, "temporal_low": temporal - 0.02},
+        **{"temporal_high": temporal + 0.02, "temporal_corrected": 0.9 * temporal},
+        **{"non_temporal": other, "non_temporal_low": other - 0.01},
+        **{"non_temporal_high": other + 0.01, "trace_complexity": temporal * other},
+    }
+
+
+def test_a_row_has_its_complexities_in_the_order_of_the_layers(tmp_path: Path) -> None:
+    rows = [row(layer, *place) for layer, place in PLACES.items()]
+    rows.append(row(7, np.nan, np.nan))  # which is not drawn
+    chart = complexity_chart(
+        Result(verb="analyze", head="", tables={"complexity": rows})
     )
-
-
-def test_a_row_has_its_complexities_in_the_order_of_the_names(
-    measured: Complexity, tmp_path: Path
-) -> None:
-    places = {"a": (0.2, 0.9), "b": (0.6, 0.5), "c": (0.95, 1.0)}
-    found = {name: at(measured, *place) for name, place in places.items()}
-    chart = complexity_chart(found, source="wire of run.h5")
     assert isinstance(chart, Chart)
     (panel,) = chart.panels
-    assert panel.y.names == ("a", "b", "c")
+    assert panel.y.names == ("layer 1", "layer 3", "layer 5")
     other, temporal, corrected = panel.series
-    assert list(zip(temporal.x, other.x, strict=True)) == list(places.values())
+    assert list(zip(temporal.x, other.x, strict=True)) == list(PLACES.values())
     assert corrected.x == pytest.approx(0.9 * temporal.x)
     assert temporal.x_interval is not None
     assert temporal.x_interval[0] == pytest.approx(temporal.x - 0.02)
     # marks of one row are apart, and nearer to it than to others
-    rows = np.array([series.y for series in panel.series])
-    assert len(np.unique(rows)) == rows.size
-    assert np.round(rows).tolist() == [[0, 1, 2]] * 3
-    assert chart.source.startswith("wire of run.h5")
+    lines = np.array([series.y for series in panel.series])
+    assert len(np.unique(lines)) == lines.size
+    assert np.round(lines).tolist() == [[0, 1, 2]] * 3
     assert save(chart, tmp_path / "complexity.png").stat().st_size > 5000
 
 
-def test_what_is_not_known_is_not_drawn(measured: Complexity) -> None:
-    nothing = complexity(
-        packets(lambda a, b: np.zeros((b - a, 4, 4), np.int64), number=3)
-    )
-    chart = complexity_chart({"a": measured, "b": nothing})
-    assert isinstance(chart, Chart)
-    assert chart.panels[0].y.names == ("a",)
-    lacking = complexity_chart({"b": nothing}, reason="there are no packets")
+def test_what_is_not_known_has_the_reason_of_the_note() -> None:
+    note = "layer 1: no complexity, since there are no packets"
+    lacking = complexity_chart(Result(verb="analyze", head="", notes=(note,)))
     assert isinstance(lacking, Missing)
-    assert lacking.reason == "there are no packets"
+    assert lacking.reason == note

@@ -28,8 +28,8 @@ from moetraffic.report.chart import (
 )
 from moetraffic.report.figure_style import FigureStyle, inches
 from moetraffic.report.figures import draw, save
-from moetraffic.report.results.pictures import matrix_chart, traffic
-from moetraffic.report.results.rhythm import _in_a_row
+from moetraffic.report.heatmaps import matrix_chart
+from moetraffic.report.views.trace import in_a_row, traffic_chart
 from moetraffic.trace import Trace
 from moetraffic.trace.model import PHASES
 
@@ -333,8 +333,8 @@ def test_pictures_are_of_training_and_of_an_evaluation_that_is_asked_for() -> No
         training = set(mixed.iterations.tolist())
         assert 11 not in training
         assert set(_iterations(None, mixed)) <= training
-        assert set(_in_a_row(mixed.iterations)) <= training
-        asked = traffic(mixed, [10, 11], layers=[3])
+        assert set(in_a_row(mixed.iterations)) <= training
+        asked = traffic_chart(mixed, [10, 11], layers=[3])
         assert np.nansum(asked.panels[1].series[0].z) > 0
         names = [panel.name for panel in asked.panels]
         assert names == [("iteration 10",), ("iteration 11 (evaluation)",)]

@@ -131,7 +131,7 @@ def test_every_verb_prints_text_of_a_trace_as_data(
 def test_arguments_are_printed_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     for text in HOSTILE:
         check(capsys, "info", f"{text}.h5")
-        check(capsys, "analyze", text, "--of", text)
+        check(capsys, "analyze", text, "--only", text)
         check(capsys, text)
 
 

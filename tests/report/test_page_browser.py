@@ -111,7 +111,7 @@ MATRIX = (
 def test_the_slider_moves_the_matrix(opened: Any, golden: Trace) -> None:
     before = opened.execute_script(MATRIX)
     layer = golden.layers[0]
-    for at, phase in ((3, "dispatch"), (5, "combine"), (7, "dispatch_grad")):
+    for at, phase in ((3, "dispatch"), (5, "dispatch"), (7, "dispatch")):
         opened.execute_script(
             """
             const card = document.querySelector("#figure-matrices");
@@ -143,12 +143,12 @@ def test_a_choice_changes_the_view(opened: Any) -> None:
         const select = card.querySelectorAll("select")[1];
         const axis = () => card.querySelector(".ytitle").textContent;
         const before = axis();
-        select.value = "gini";
+        select.value = "Gini";
         select.dispatchEvent(new Event("change"));
         return [before, axis()];
         """
     )
-    assert titles == ["normalized entropy (1 = balanced)", "Gini index (0 = balanced)"]
+    assert titles == ["entropy (1: even)", "Gini (0: even)"]
 
 
 def test_downloads_hold_the_data(opened: Any, golden: Trace) -> None:
@@ -176,12 +176,12 @@ def test_downloads_hold_the_data(opened: Any, golden: Trace) -> None:
     width = experts if head[2] == "expert" else golden.meta.world  # demand, or wire
     assert len(rows) == len(golden.iterations) * golden.meta.world * width
     head, *rows = saved("#figure-evenness", 0)
-    assert head[:3] == ["quantity", "metric", "series"]
+    assert head[:3] == ["quantity", "measure", "series"]
     assert head[3:] == ["iteration", "value (dimensionless)"]
     names = {row[1] for row in rows}
-    assert {"normalized entropy", "gini"} <= names
+    assert {"entropy", "Gini"} <= names
     head, *rows = saved("#figure-loads", 0)
-    assert head == ["layer", "iteration", "expert", "share [%]"]
+    assert head == ["layer", "iteration", "expert or rank", "share [%]"]
     total = sum(float(row[3]) for row in rows)
     expected = 100 * len(golden.iterations) * len(golden.layers)
     assert total == pytest.approx(expected, rel=1e-4)

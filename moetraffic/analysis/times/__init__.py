@@ -1,1 +1,1 @@
-"""Times: intervals, completion times, time breakdown, traffic by iteration."""
+"""Times of calls and steps: completion, breakdown, ratios of two runs, projection."""

@@ -11,142 +11,42 @@ Two times of a call:
     end, on rank 0's clock: the time taken by the network.
 
 Calls of sites that only the run's first iteration has are *start-up*, and in no other
-part but the wall time of that iteration.  The wall time of an iteration on a rank lasts
-from its first call to its last end; that of the slowest rank is reported.
+part but the wall time of that iteration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.arrays import Bool, Float64, Int64, Integer
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 
-from .call_times import times_in_blocks
+from .calls import blocks
+
+Calls = npt.NDArray[Any]
+"""Structured array of calls, of type CALL."""
+
+CALL = np.dtype(
+    [
+        ("occurrence", np.int64),  # index into the trace's occurrences
+        ("iteration", np.int64),
+        ("site", np.int64),
+        ("call_s", np.float64),
+        ("transfer_s", np.float64),
+        ("wait_s", np.float64),  # summed over members, until the last member's issue
+        ("inside_s", np.float64),  # summed over members, issue (or start) to end
+        ("last", np.int64),  # world rank of the last issue, -1 for one member
+    ]
+)
+"""Completion times of a call."""
 
 FEWEST = 3
 """Iterations from which a call in the first alone is one of the start-up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """Completion times of n calls, in the trace's order."""
-
-    occurrence: Int64  # [n] index into the trace's occurrences
-    iteration: Int64  # [n]
-    site: Int64  # [n]
-    call_s: Float64  # [n]
-    transfer_s: Float64  # [n]
-    wait_s: Float64  # [n] summed over members, until the last member's issue
-    inside_s: Float64  # [n] summed over members, issue (or start) to end
-    last: Int64  # [n] world rank of the last issue, -1 for one member
-
-    def __len__(self) -> int:
-        return len(self.occurrence)
-
-    def take(self, rows: Int64) -> Completion:
-        """Select calls by row index, in the given order."""
-        return Completion(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
-
-def completion(
-    trace: Trace, iterations: range | None = None, *, kind: str | None = "train"
-) -> Completion:
-    """Compute the completion times of every call whose members all have times.
-
-    ``kind`` is that of their steps; None for any.
-    """
-    calls = np.array([s.operation != ROUTING for s in trace.sites], bool)
-    asked = trace.find(iterations=iterations, kind=kind)
-    asked = asked[calls[trace.occurrences.site[asked]]]
-    # a send has two members in a group of any size
-    sends = np.array([s.peers[0] >= 0 for s in trace.sites], bool)
-    paired = sends[trace.occurrences.site[asked]]
-    asked = np.union1d(asked[paired], trace.complete(asked[~paired]))
-    parts = [
-        (at, *_measured(issue, start, end, trace.members(at)))
-        for at, issue, start, end in times_in_blocks(trace, asked)
-    ]
-    if not parts:
-        none = np.zeros(0)
-        whole = none.astype(np.int64)
-        parts = [(whole, none, none, none, none, whole)]
-    at, call, transfer, wait, inside, last = (
-        np.concatenate(c) for c in zip(*parts, strict=True)
-    )
-    keep = np.flatnonzero(np.isfinite(call))
-    order = keep[np.argsort(at[keep])]
-    found = at[order]
-    return Completion(
-        occurrence=found,
-        iteration=trace.occurrences.iteration[found],
-        site=trace.occurrences.site[found].astype(np.int64),
-        call_s=call[order],
-        transfer_s=transfer[order],
-        wait_s=wait[order],
-        inside_s=inside[order],
-        last=last[order],
-    )
-
-
-def _measured(
-    issue: Int64, start: Int64, end: Int64, members: Int64
-) -> tuple[Float64, Float64, Float64, Float64, Int64]:
-    """Compute call and transfer times, waiting and time inside, s, and the last rank.
-
-    NaN if times are missing.
-
-    A send involves two members of a group that may be larger: ranks without issue and
-    end did not take part.
-    """
-    apart = (issue == UNKNOWN_TIME) & (end == UNKNOWN_TIME)
-    known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
-    whole = (known | apart).all(axis=1) & known.any(axis=1)
-    least = np.iinfo(np.int64).min
-    took = np.where(known, end - np.where(known, issue, 0), least).max(axis=1)
-    began = np.where(start != UNKNOWN_TIME, start, issue)
-    first = np.where(known, began, least).max(axis=1)
-    ended = np.where(known, end, least).max(axis=1)
-    last = members[np.arange(len(issue)), np.where(known, issue, least).argmax(axis=1)]
-    last = np.where(known.sum(axis=1) > 1, last, -1)
-    # clock errors between ranks may make the difference negative
-    moved = np.maximum(ended - np.where(whole, first, 0), 0) / 1e9
-    waits = np.minimum(end, first[:, None]) - began
-    waited = np.where(known, np.maximum(waits, 0), 0).sum(axis=1) / 1e9
-    inside = np.where(known, np.maximum(end - began, 0), 0).sum(axis=1) / 1e9
-    return (
-        np.where(whole, took / 1e9, np.nan),
-        np.where(whole, moved, np.nan),
-        np.where(whole, waited, np.nan),
-        np.where(whole, inside, np.nan),
-        np.asarray(last, np.int64),
-    )
-
-
-def wall_times(trace: Trace, calls: Completion) -> tuple[Int64, Float64, Int64]:
-    """Compute wall times of iterations on the slowest rank, first call to last end.
-
-    Returns iterations ``[T]`` int64; seconds ``[T]`` float64; the rank that took
-    longest ``[T]`` int64.
-    """
-    iterations = np.unique(calls.iteration)
-    shape = len(iterations), trace.meta.world
-    begin = np.full(shape, np.iinfo(np.int64).max, np.int64)
-    finish = np.full(shape, UNKNOWN_TIME, np.int64)
-    for part, issue, _, end in times_in_blocks(trace, calls.occurrence):
-        place = np.searchsorted(iterations, trace.occurrences.iteration[part])
-        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
-        row, member = np.nonzero(known)
-        at = place[row], trace.members(part)[row, member]
-        np.minimum.at(begin, at, issue[row, member])
-        np.maximum.at(finish, at, end[row, member])
-    took = np.where(finish != UNKNOWN_TIME, finish - np.minimum(begin, finish), -1)
-    if not len(iterations):
-        return iterations, np.zeros(0), np.zeros(0, np.int64)
-    return iterations, took.max(axis=1) / 1e9, took.argmax(axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +58,87 @@ class Quantiles:
     p99: float
     max: float
     total: float
+
+
+def completion(
+    trace: Trace, iterations: range | None = None, *, kind: str | None = "train"
+) -> Calls:
+    """Compute the completion times of every call whose members all have times.
+
+    ``kind`` is that of their steps; None for any.
+
+    Returns a structured array ``[n]`` of type CALL, in the trace's order.
+    """
+    calls = trace.find(iterations=iterations, kind=kind)
+    site = trace.occurrences.site[calls]
+    sends = np.array([s.peers[0] >= 0 for s in trace.sites], bool)[site]
+    routing = np.array([s.operation == ROUTING for s in trace.sites], bool)[site]
+    # a send has two members in a group of any size
+    whole = trace.complete(calls[~sends & ~routing])
+    calls = np.union1d(calls[sends & ~routing], whole)
+    table = np.zeros(len(calls), CALL)
+    table["occurrence"] = calls
+    table["iteration"] = trace.occurrences.iteration[calls]
+    table["site"] = trace.occurrences.site[calls]
+    for block, issue, start, end in blocks(trace, calls):
+        rows, members = np.searchsorted(calls, block), trace.members(block)
+        for name, values in _measured(issue, start, end, members).items():
+            table[name][rows] = values
+    known: Calls = table[np.isfinite(table["call_s"])]
+    return known
+
+
+def _measured(
+    issue: Int64, start: Int64, end: Int64, members: Int64
+) -> dict[str, Float64 | Int64]:
+    """Compute the times of calls ``[n, W]`` ns; NaN if one of a member is missing.
+
+    Ranks without issue and end took no part: a send has two members of a group.
+    """
+    known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+    apart = (issue == UNKNOWN_TIME) & (end == UNKNOWN_TIME)
+    whole = (known | apart).all(axis=1) & known.any(axis=1)
+    began = np.where(start != UNKNOWN_TIME, start, issue)
+    # an unknown time is the least int64: it is never the latest
+    issued, started, ended = (
+        np.where(known, times, UNKNOWN_TIME) for times in (issue, began, end)
+    )
+    first = started.max(axis=1)  # of the transfer
+    took = np.where(known, end - np.where(known, issue, 0), UNKNOWN_TIME).max(axis=1)
+    # clock errors between ranks may make differences negative
+    moved = np.maximum(ended.max(axis=1) - np.where(whole, first, 0), 0)
+    waits = np.maximum(np.minimum(end, first[:, None]) - began, 0)
+    inside = np.maximum(end - began, 0)
+    ns = {
+        "call_s": took,
+        "transfer_s": moved,
+        "wait_s": np.where(known, waits, 0).sum(axis=1),
+        "inside_s": np.where(known, inside, 0).sum(axis=1),
+    }
+    last = members[np.arange(len(issue)), issued.argmax(axis=1)]
+    return {
+        **{name: np.where(whole, value / 1e9, np.nan) for name, value in ns.items()},
+        "last": np.where(known.sum(axis=1) > 1, last, -1),
+    }
+
+
+def wall_times(trace: Trace, calls: Calls) -> tuple[Int64, Float64]:
+    """Compute the wall time of iterations, from a rank's first call to its last end.
+
+    Returns iterations ``[T]`` and the seconds ``[T]`` of the slowest rank.
+    """
+    iterations = np.unique(calls["iteration"])
+    shape = len(iterations), trace.meta.world
+    begin = np.full(shape, np.iinfo(np.int64).max, np.int64)
+    finish = np.full(shape, UNKNOWN_TIME, np.int64)
+    for block, issue, _, end in blocks(trace, calls["occurrence"]):
+        row = np.searchsorted(iterations, trace.occurrences.iteration[block])
+        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+        cell = np.broadcast_to(row[:, None], known.shape), trace.members(block)
+        np.minimum.at(begin, tuple(index[known] for index in cell), issue[known])
+        np.maximum.at(finish, tuple(index[known] for index in cell), end[known])
+    took = np.where(finish != UNKNOWN_TIME, finish - np.minimum(begin, finish), -1)
+    return iterations, took.max(axis=1, initial=-1) / 1e9
 
 
 def start_up(iteration: Int64, site: Integer, *, first: int) -> Bool:
@@ -173,24 +154,25 @@ def start_up(iteration: Int64, site: Integer, *, first: int) -> Bool:
     return np.asarray(early & ~np.isin(site, site[~early]), bool)
 
 
-def parts(trace: Trace, calls: Completion) -> Iterator[tuple[str, str, Int64]]:
+def parts(trace: Trace, calls: Calls) -> Iterator[tuple[str, str, Int64]]:
     """Yield the rows of all calls, then those of each operation, phase and layer.
 
     Start-up calls are in none of these, but in a last part of their own.
     """
+    site = calls["site"]
     first = min(trace.iterations.tolist(), default=-1)
-    early = start_up(calls.iteration, calls.site, first=first)
+    early = start_up(calls["iteration"], site, first=first)
     yield "all", "", np.flatnonzero(~early)
-    told = {
+    labels = {
         "operation": [s.operation for s in trace.sites],
         "phase": [s.phase for s in trace.sites],
         "layer": [str(s.layer) if s.layer >= 0 else "" for s in trace.sites],
     }
-    for by, names in told.items():
-        of = np.array(names)[calls.site] if len(calls) else np.zeros(0, str)
-        present = set(of[~early].tolist()) - {""}
-        for name in [n for n in dict.fromkeys(names) if n in present]:
-            yield by, name, np.flatnonzero((of == name) & ~early)
+    for by, names in labels.items():
+        name_of = np.array(names, str)[site]
+        present = set(name_of[~early].tolist()) - {""}
+        for name in dict.fromkeys(n for n in names if n in present):
+            yield by, name, np.flatnonzero((name_of == name) & ~early)
     if early.any():
         yield "start-up", "", np.flatnonzero(early)
 

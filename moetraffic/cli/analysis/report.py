@@ -5,28 +5,26 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from moetraffic.cli.output import present, progress
+from typer import Option
+
+from moetraffic.cli.output import progress
+from moetraffic.cli.show import AsJson, Force, show
 from moetraffic.errors import AnalysisError
 from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import (
-    AsJson,
-    Force,
     Iterations,
     Layers,
     Phase,
     Threads,
     TraceFile,
-    option,
-    selection,
     trace_argument,
 )
+from moetraffic.result import Result
 from moetraffic.trace import Trace
+from moetraffic.trace.iterations import layer_numbers
 from moetraffic.units import byte_size
-
-MOST_MB = 100
-"""Size of matrices that a browser still opens."""
 
 PAGE = "Report"
 
@@ -36,34 +34,39 @@ def report(
     second: Annotated[
         Path | None, trace_argument("Trace file to compare with.")
     ] = None,
-    output: Path = option(Path("report.html"), "HTML file to write.", "-o", "--output"),
-    replay: Path | None = option(None, "Trace of a replay, for its fidelity."),
+    output: Annotated[
+        Path, Option("-o", "--output", help="HTML file to write.")
+    ] = Path("report.html"),
+    replay: Annotated[
+        Path | None, Option(help="Trace of a replay, for its fidelity.")
+    ] = None,
     layers: Layers = None,
     phase: Phase = "dispatch",
     iterations: Iterations = None,
-    fabric: str = option(
-        "leaf-spine",
-        "Network for the link loads: single, leaf-spine, rails, fat-tree, torus, "
-        "or a JSON file that describes one.",
-        panel=PAGE,
-    ),
-    capacity: str | None = option(
-        None,
-        "Capacity of a NIC, each way: 400Gbps, 50GB/s.",
-        panel=PAGE,
-        shown="400Gbps, or the file's",
-    ),
-    title: str = option(
-        "", "Title of the report.", panel=PAGE, shown="the file's name"
-    ),
-    matrices: float = option(
-        8.0,
-        "Largest size of the matrices in the report in MB; iterations are left out "
-        "beyond it.",
-        panel=PAGE,
-        above=0,
-        max=MOST_MB,
-    ),
+    fabric: Annotated[
+        str,
+        Option(
+            help="Network for the link loads: single, leaf-spine, rails, fat-tree, "
+            "torus, or a JSON file that describes one.",
+            rich_help_panel=PAGE,
+        ),
+    ] = "leaf-spine",
+    capacity: Annotated[
+        str | None,
+        Option(
+            help="Capacity of a NIC, each way: 400Gbps, 50GB/s.",
+            show_default="400Gbps, or the file's",
+            rich_help_panel=PAGE,
+        ),
+    ] = None,
+    title: Annotated[
+        str,
+        Option(
+            help="Title of the report.",
+            show_default="the file's name",
+            rich_help_panel=PAGE,
+        ),
+    ] = "",
     force: Force = False,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -79,40 +82,45 @@ def report(
             f"a report is an HTML file, but {output.name} has another ending: give "
             "-o report.html (moetraffic plot writes PDF, SVG and PNG)"
         )
-    asked = selection(layers, iterations, phase)
+    asked: dict[str, Any] = {
+        "layers": layer_numbers(layers),
+        "phase": phase,
+        "iterations": iterations,
+    }
     from moetraffic.analysis import effort
     from moetraffic.report.page import write_report
 
     with ExitStack() as stack:
-        first = stack.enter_context(Trace.open(trace))
-        others = [
+        first, again, other = (
             None if path is None else stack.enter_context(Trace.open(path))
-            for path in (replay, second)
-        ]
+            for path in (trace, replay, second)
+        )
+        assert first is not None
         total = effort(first, **asked)
-        quiet = as_json or effort(first, **asked, stages=False) < 8
-        with progress(f"reading {trace.name}", total, quiet=quiet) as tick:
-            found = write_report(
+        with progress(f"reading {trace.name}", total, quiet=as_json) as tick:
+            content = write_report(
                 first,
                 output,
-                replay=others[0],
-                other=others[1],
+                replay=again,
+                other=other,
                 fabric=fabric,
                 capacity=capacity,
                 force=force,
                 title=title,
                 threads=threads or os.cpu_count() or 1,
-                most_bytes=int(matrices * 1e6),
                 tick=tick,
                 **asked,
             )
     size = output.stat().st_size
-    data = {
-        "file": str(output),
-        "bytes": size,
-        "sections": [s.key for s in found.sections],
-        "notes": list(found.notes),
-    }
-    present(
-        data, f"written: {output}, {byte_size(size)}, an offline page", as_json=as_json
+    result = Result(
+        verb="report",
+        head=f"{output}: report of {trace}, {byte_size(size)}, an offline page",
+        verdict=content.result.verdict,
+        notes=content.result.notes,
+        data={
+            "file": str(output),
+            "file_bytes": size,
+            "sections": [section.key for section in content.sections],
+        },
     )
+    show(result, as_json=as_json)

@@ -105,8 +105,8 @@ def tolerance(
             kept = f"{len(told['runs'])} of {number} trainings are kept in {output}"
             said = kept if told["runs"] else "no training had finished"
             raise Interrupted(f"interrupted; {said}", signal.SIGINT) from None
-    from moetraffic.analysis.tolerance import tolerance as estimate
     from moetraffic.report.results import tolerance as report
+    from moetraffic.studies.tolerance import tolerance as estimate
 
     found = estimate(shares, losses)
     told |= plain(found)

@@ -185,7 +185,7 @@ def measured_shares(path: Path, shape: ModelShape, ranks: int) -> Float64:
     LayoutError
         If it is not.
     """
-    from moetraffic.analysis.skew.rank_shares import rank_shares
+    from moetraffic.analysis.load import rank_shares
     from moetraffic.trace import Trace
 
     if not shape.experts or ranks == 1:

@@ -58,7 +58,7 @@ from .time_studies import (
 )
 
 if TYPE_CHECKING:
-    from moetraffic.analysis.times.run_calibration import FromTrace
+    from moetraffic.analysis.times.calibration import Calibration
 
 PARTS = ("terms", "calibration", "study")
 
@@ -260,7 +260,7 @@ def estimate(
         source = ctx.get_parameter_source(name)
         return source is not None and source.name != "DEFAULT"
 
-    fit: FromTrace | None = None
+    fit: Calibration | None = None
     if calibrate is None:
         of, gating, usual = model_of(model, shape)
         room = gating.capacity_factor if gating.dispatch == "padded" else 0
@@ -392,9 +392,9 @@ def _parts(words: str) -> list[str]:
     return [part.strip() for part in words.split(",") if part.strip()]
 
 
-def _measured(path: Path) -> tuple[Configuration, dict[str, Any], FromTrace]:
+def _measured(path: Path) -> tuple[Configuration, dict[str, Any], Calibration]:
     """Configuration and system of a captured run, and the fit."""
-    from moetraffic.analysis.times.run_calibration import calibrated
+    from moetraffic.analysis.times.calibration import calibrated
 
     with Trace.open(path) as trace:
         found = calibrated(trace)

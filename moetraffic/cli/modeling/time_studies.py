@@ -256,7 +256,8 @@ def best_layouts(
 
 def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> Shown:
     """Project a captured run to other numbers of ranks."""
-    from moetraffic.analysis.times.projection import measured_efficiency, profile
+    from moetraffic.analysis.times.calibration import step_times
+    from moetraffic.analysis.times.projection import collectives, measured_efficiency
     from moetraffic.patterns.bandwidth.measurements import read_table
 
     ranks = positive_numbers(sizes, "sizes are numbers of ranks", "--sizes 16,32")
@@ -266,7 +267,8 @@ def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> S
             "--efficiency 0.8,0.6, or a file of moetraffic bench"
         )
     with Trace.open(path) as trace:
-        found = profile(trace)
+        measured = step_times(trace)
+        rows = collectives(trace, measured.steps.tolist())
     if not is_table(efficiency):
         what = "efficiencies are numbers above 0"
         given = positive_numbers(efficiency, what, "--efficiency 0.8,0.6", kind=float)
@@ -279,11 +281,13 @@ def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> S
         how = "efficiency as given"
     else:
         table = read_table(efficiency)
-        reached = measured_efficiency(found, table, ranks, gpus=gpus_per_node)
+        reached = measured_efficiency(
+            rows, table, measured.ranks, ranks, gpus=gpus_per_node
+        )
         how = f"efficiency from {efficiency}"
-    data = projected.as_dict(found, ranks, reached)
+    data = projected.as_dict(measured, ranks, reached)
     return _study(
-        projected.sentences(found, str(path), data),
+        projected.sentences(measured, str(path), data),
         projected.table(data),
         projected.figure(data, f"{path}, {how}"),
         {"projection": data},

@@ -142,7 +142,7 @@ def fabric(
     validate_outputs((printing.plot, output), (trace,), force=force)
     refuse_format(output)
     from moetraffic.analysis.exchange import beyond_last
-    from moetraffic.analysis.times.iteration_traffic import (
+    from moetraffic.analysis.times.traffic import (
         training_iterations,
         world_matrices,
     )

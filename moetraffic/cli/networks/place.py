@@ -64,7 +64,7 @@ def place(
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
     validate_outputs((output,), (trace,), force=force)
-    from moetraffic.analysis.expert_placement import place as place_experts
+    from moetraffic.analysis.placement import place as place_experts
 
     with Trace.open(trace) as opened:
         moved = place_experts(

@@ -126,14 +126,14 @@ def _shifts(
             f"the tolerance is above 0 and below 0.5, but is {tolerance}: 0.02 changes "
             "periods by 2% at most"
         )
-    from moetraffic.analysis.rhythm.typical_iteration import find_typical_iteration
+    from moetraffic.analysis.typical import typical_iteration
     from moetraffic.fabric import Job, compatibility
     from moetraffic.report.results import schedule as report
 
     cadences, jobs = [], []
     for path in traces:
         with Trace.open(path) as opened:
-            seen = find_typical_iteration(
+            seen = typical_iteration(
                 opened,
                 iterations=iterations,
                 link_bytes_s=rate if demand == "scaled" else None,

@@ -10,13 +10,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from moetraffic.cli.output import (
-    TRACE_PARTS,
-    Printing,
-    present_trace,
-    printed,
-    progress,
-)
+from moetraffic.cli.output import progress
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, show_trace
 from moetraffic.cli.workload import WORKLOAD, describe
 from moetraffic.errors import LayoutError
 from moetraffic.launch import Outcome, RankEnvironment, current_rank
@@ -26,7 +21,6 @@ from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
 from moetraffic.report.console.options import (
     Every,
-    Force,
     MaxSize,
     TokenSample,
     option,
@@ -39,7 +33,6 @@ RANKS = 4
 OVERWRITE = "give --force"
 
 
-@printed(TRACE_PARTS)
 @takes(chosen=WORKLOAD)
 def capture(
     output: Path = trace_output(Path("run.h5")),
@@ -64,9 +57,11 @@ def capture(
     most_bytes: MaxSize = None,
     token_sample: TokenSample = 0,
     force: Force = False,
+    tables: AllTables = False,
+    only: Only = None,
+    as_json: AsJson = False,
     *,
     chosen: dict[str, Any],
-    printing: Printing,
 ) -> None:
     """Train a MoE GPT under expert parallelism and record every collective.
 
@@ -99,7 +94,7 @@ def capture(
         here = ranks if rank_env is None else _local_ranks(rank_env)
         check_workload(workload, ranks=here)
     steps, elsewhere = workload.training.iterations, rank_env is not None
-    quiet = printing.as_json or not (rank_env is None or rank_env.rank == 0)
+    quiet = as_json or not (rank_env is None or rank_env.rank == 0)
     with progress("training", steps, quiet=quiet, plain=elsewhere) as tick:
         try:
             trace = capture_run(
@@ -118,7 +113,7 @@ def capture(
             _leave(error.outcome)
     if trace is not None:  # rank 0 prints
         trace.close()
-        present_trace(output, printing)
+        show_trace(output, as_json=as_json, tables=tables, only=only)
 
 
 def _refuse_uneven(ranks: int, chosen: Mapping[str, Any]) -> None:

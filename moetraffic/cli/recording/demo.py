@@ -8,15 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moetraffic.cli.output import json_text, make_folder, present, progress
+from moetraffic.cli.output import json_text, make_folder, progress
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
 from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.report.console.terminal import Paper, announce, say
-from moetraffic.report.results.overview import overview, sentence, tables
+from moetraffic.text import LOG_WIDTH
 from moetraffic.trace import Trace
+from moetraffic.units import byte_size
 
 from .capture import OVERWRITE
 
@@ -25,8 +26,8 @@ WRITES = ("run.h5", "replayed.h5", "report.html", "summary.txt", "summary.json")
 REPLAYED = 20
 """Number of iterations that are replayed: the last ones."""
 
-WINDOW = 20
-"""Number of iterations at the begin and the end of which the load is compared."""
+LONG = ("measures", "spectrum")
+"""Tables of thousands of rows, which summary.json has."""
 
 
 def demo(
@@ -67,14 +68,6 @@ def demo(
             overwrite=OVERWRITE,
         )
     assert trace is not None  # this process is no rank
-    from moetraffic.analysis import analyze
-    from moetraffic.report.page import write_report
-    from moetraffic.report.plain_data import as_dict
-    from moetraffic.report.results import pictures, summary
-    from moetraffic.report.summary.answer import conclusions
-
-    with trace:
-        held = overview(trace, run)
     last = min(iterations, REPLAYED)
     _stage(
         f"2/3 replay the collectives of the last {last} iterations and verify every "
@@ -83,42 +76,47 @@ def demo(
     )
     replay = _replay(run, replayed, nproc, f"{iterations - last}:{iterations}")
     _stage("3/3 analyze the run and draw the report", as_json)
+    from moetraffic.report.page import write_report
+    from moetraffic.report.views.info import info
+    from moetraffic.report.views.pictures import draw
+
     with Trace.open(run) as trace, Trace.open(replayed) as again:
-        found = analyze(trace)
-        drawn = pictures.draw(trace, found, output)
-        write_report(trace, page, replay=again, force=True)
-        told = {
-            "capture": held,
-            "analysis": as_dict(found, file=str(run)),
-            "replay": replay,
-            "pictures": [path.name for path in drawn],
-        }
-        lines = conclusions(found)
-        lines += [_course(trace), summary.replay_sentence(replay)]
-        (output / "summary.json").write_text(json_text(told) + "\n")
-        with (output / "summary.txt").open("w") as file:
-            paper = Paper(file=file, width=120)
-            shown = [*lines, "", sentence(trace, run), *tables(trace, run)]
-            paper.show([*shown, *summary.tables(found)])
-    present(told, "", *lines, "", *_next(output), as_json=as_json)
+        capture = info(trace, run)
+        result = write_report(trace, page, replay=again, force=True).result
+        drawn = draw(trace, result, output)
+    answers = {
+        "capture": capture.to_dict(),
+        "analysis": result.to_dict(),
+        "replay": replay,
+        "pictures": [path.name for path in drawn],
+    }
+    (output / "summary.json").write_text(json_text(answers) + "\n")
+    with (output / "summary.txt").open("w") as file:
+        for answer in (result, capture):
+            names = [name for name in answer.tables if name not in LONG]
+            for line in answer.lines(names, width=LOG_WIDTH):
+                print(line, file=file)
+    if as_json:
+        print(json_text(answers))
+        return
+    console = Paper()
+    console.print(result)
+    for sentence in (_replayed(replay), *_next(output)):
+        console.say(sentence)
 
 
-def _course(trace: Trace) -> str:
-    """State how even the load over experts is at the begin and the end of a run."""
-    from moetraffic.analysis.skew.measures import normalized_entropy
-
-    keys = ["layer", "iteration", "expert"]
-    tokens = trace.demand_frame().groupby(keys)["tokens"].sum().unstack("expert")
-    layers = tokens.groupby("layer")
-    size = max(1, min(WINDOW, len(trace.iterations) // 2))
-    ends = []
-    for part in (layers.head(size), layers.tail(size)):
-        even = normalized_entropy(part.to_numpy(float), axis=-1).reshape(-1, size)
-        means = sorted({f"{mean:.2f}" for mean in even.mean(axis=1)})
-        ends.append(" to ".join([means[0], *means[1:][-1:]]))
+def _replayed(replay: dict[str, Any]) -> str:
+    """State all-to-alls and bytes of a replay, and whether they were verified."""
+    operations = {
+        row["label"]: row
+        for row in replay["fidelity"]["parts"]
+        if row["by"] == "operation"
+    }
+    row = operations["all_to_all"]
+    checked = "every size and byte verified" if replay["verified"] else "not verified"
     return (
-        f"Course: normalized entropy of the expert load, 1 if even: {ends[0]} in the "
-        f"first {size} iterations, {ends[1]} in the last {size} (entropy.png)."
+        f"Replayed: {row['number']:,} all-to-alls, {byte_size(row['network_bytes'])} "
+        f"between {replay['ranks']} ranks, {checked}."
     )
 
 

@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.cli.output import TRACE_PARTS, Printing, present_trace, printed
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, show_trace
 from moetraffic.errors import CaptureError
 from moetraffic.files import LOGS, validate_output
-from moetraffic.report.console.options import Force, trace_output
+from moetraffic.report.console.options import trace_output
 from moetraffic.trace.merge.merging import merge_into
 
 
-@printed(TRACE_PARTS)
 def merge(
     folder: Annotated[Path, typer.Argument(help="Folder of logs.")],
     output: Path | None = trace_output(None, shown="run.h5 for run.h5.logs"),
     force: Force = False,
-    *,
-    printing: Printing,
+    tables: AllTables = False,
+    only: Only = None,
+    as_json: AsJson = False,
 ) -> None:
     """Merge the logs of an interrupted capture into a trace.
 
@@ -39,4 +39,4 @@ def merge(
         output = folder.with_name(folder.name.removesuffix(LOGS))
     validate_output(output, force=force)
     merged = merge_into(folder, output, force=force)
-    present_trace(output, printing, merged=merged)
+    show_trace(output, as_json=as_json, tables=tables, only=only, merged=merged)

@@ -24,7 +24,6 @@ from moetraffic.report.console.options import (
     trace_output,
 )
 from moetraffic.report.console.terminal import Paper, announce
-from moetraffic.report.results.overview import sentence, tables
 from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.choices import NO_SAMPLE
 from moetraffic.trace.merge.log_folder import clear, make_room
@@ -137,6 +136,8 @@ def harvest(
 
     A trace without the experts of ``token_sample`` tokens is reported.
     """
+    from moetraffic.report.views.info import info
+
     paper = Paper(stderr=True)
     made = LogMerger(output, began, force=force, say=announce).gather(notes)
     for name in made:
@@ -148,6 +149,7 @@ def harvest(
                 f"Next: moetraffic analyze {file} (claims); moetraffic info {file} "
                 "--tables (calls)"
             )
-            paper.show([sentence(trace, name), tables(trace, name)[0], following])
+            paper.print(info(trace, name))
+            paper.say(following)
             if token_sample and not any(site.token_sample for site in trace.sites):
                 announce(NO_SAMPLE)

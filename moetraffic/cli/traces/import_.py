@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.cli.output import TRACE_PARTS, Printing, present_trace, printed
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, show_trace
 from moetraffic.files import validate_outputs
-from moetraffic.report.console.options import Force, option, trace_output
+from moetraffic.report.console.options import option, trace_output
 from moetraffic.trace import ALL_TO_ALL, ROUTING
 from moetraffic.trace.model import MOST_ROW_BYTES
 
@@ -18,7 +18,6 @@ MOST = 1 << 16
 MOST_TOKENS = 1 << 31
 
 
-@printed(TRACE_PARTS)
 def import_(
     files: Annotated[
         list[Path],
@@ -74,8 +73,9 @@ def import_(
         False, "Write the trace even if files contradict each other.", "--keep"
     ),
     force: Force = False,
-    *,
-    printing: Printing,
+    tables: AllTables = False,
+    only: Only = None,
+    as_json: AsJson = False,
 ) -> None:
     """Convert profiles, execution traces, router traces, matrices or CSV to a trace.
 
@@ -106,9 +106,11 @@ def import_(
         verbs.append(f"fabric {path} --capacity 100Gbps (links)")
     if ALL_TO_ALL in operations:
         verbs.append(f"replay {path} -o again.h5")
-    present_trace(
+    show_trace(
         output,
-        printing,
+        as_json=as_json,
+        tables=tables,
+        only=only,
         merged=merged,
         following=f"Next: {'; '.join(f'moetraffic {verb}' for verb in verbs)}",
         format=found,

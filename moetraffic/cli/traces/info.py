@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from moetraffic.cli.output import TRACE_PARTS, Printing, present_trace, printed
+from moetraffic.cli.show import AllTables, AsJson, Only, show_trace
 from moetraffic.report.console.options import TraceFile
 
 
-@printed(TRACE_PARTS)
-def info(trace: TraceFile, *, printing: Printing) -> None:
-    """Show the contents of a trace: run, layout, layers and collectives.
+def info(
+    trace: TraceFile,
+    tables: AllTables = False,
+    only: Only = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the contents of a trace: run, layout, layers and traffic of an iteration.
 
     Example: moetraffic info run.h5
     """
-    present_trace(trace, printing)
+    show_trace(trace, as_json=as_json, tables=tables, only=only)

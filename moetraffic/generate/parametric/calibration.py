@@ -13,8 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from moetraffic.analysis.distances import total_variation
-from moetraffic.analysis.skew.measures import normalized_entropy
+from moetraffic.analysis.measures import entropy, total_variation
 from moetraffic.arrays import Bool, Float64, Int32, Int64
 from moetraffic.generate.scenario import Scenario
 
@@ -31,7 +30,7 @@ def moments(counts: Int32) -> dict[str, Float64]:
     load = counts.sum(axis=2) / counts[0, 0].sum()
     found = {
         # of a single expert none
-        "skew": np.nan_to_num(1 - normalized_entropy(load)),
+        "skew": np.nan_to_num(1 - entropy(load)),
         "peak": load.max(axis=2) * experts,
         "change": total_variation(load[1:], load[:-1]),
         "change 10": total_variation(load[10:], load[:-10]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
@@ -282,15 +281,6 @@ Layers = Annotated[
 Phase = Annotated[
     str, option(..., "Phase of the exchange whose wire bytes are used.", choices=PHASES)
 ]
-Of = Annotated[
-    str | None,
-    option(
-        ...,
-        "Use only demand (token counts) or only wire (bytes).",
-        shown="both",
-        choices=("demand", "wire"),
-    ),
-]
 SUMMED = "Collectives whose traffic is summed, such as all_to_all,all_reduce."
 Operations = Annotated[str | None, option(..., SUMMED, shown="all")]
 Algorithm = Annotated[
@@ -308,35 +298,11 @@ Threads = Annotated[
 
 
 def selection(
-    layers: list[str] | None, iterations: range | None, phase: str, **more: Any
-) -> dict[str, Any]:
-    """Return the keyword arguments of analyses that select exchanges.
-
-    An argument ``of`` becomes the analyzed quantities: demand, wire, or both.
-    """
-    if "of" in more:
-        more["of"] = ("demand", "wire") if more["of"] is None else (more["of"],)
-    chosen = {"layers": layer_numbers(layers), "phase": phase}
-    return {**chosen, "iterations": iterations, **more}
-
-
-def selection_options(
     layers: list[str] | None, iterations: range | None, phase: str
-) -> str:
-    """Write the options that select exchanges, as far as they are no defaults.
-
-    Examples
-    --------
-    >>> selection_options(["1,3"], range(190, 500), "dispatch")
-    '--layers 1,3 --iterations 190:500'
-    """
-    text = f" --layers {','.join(layers)}" if layers else ""
-    if iterations is not None:
-        end = "" if iterations.stop == sys.maxsize else iterations.stop
-        text += f" --iterations {iterations.start}:{end}"
-    if phase != "dispatch":
-        text += f" --phase {phase}"
-    return text.strip()
+) -> dict[str, Any]:
+    """Return the keyword arguments of functions that select exchanges."""
+    chosen = {"layers": layer_numbers(layers), "phase": phase}
+    return {**chosen, "iterations": iterations}
 
 
 def operation_names(trace: Trace, given: str | None) -> list[str] | None:

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis import analyze, compare
-from moetraffic.analysis.engine import Tick
-from moetraffic.analysis.exchange import OF, sources
-from moetraffic.analysis.mapper import in_threads
+from moetraffic.analysis import analyze
+from moetraffic.analysis.exchange import Exchange, exchanges
+from moetraffic.analysis.rows import Arrays, Mapper, in_threads
+from moetraffic.analysis.trace_analysis import Tick
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.fabric.named import Network
 from moetraffic.policies.evaluation import evaluate
 from moetraffic.report import link_charts, policy_scores
 from moetraffic.report.chart import Chart, Missing
-from moetraffic.report.results import (
-    comparison,
-    predictability,
-    rhythm,
-    schedule,
-    skew,
-)
-from moetraffic.report.results.complexity import complexities, complexity_chart
+from moetraffic.report.results.schedule import circuits_chart
+from moetraffic.report.views import analysis as charts
+from moetraffic.report.views.info import info
+from moetraffic.report.views.trace import load_chart, named, timeline_chart
+from moetraffic.result import Result
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
 
-from . import highlights, side_by_side
-from .matrices import MOST_BYTES, Kept, Matrices, matrices
+from .matrices import Matrices, Sample, matrices, samples
 
 POLICIES = ("packets", "rotation", "max-weight")
 """Policies of the report: without circuits, oblivious, and planned."""
 
-Part = Chart | Missing | Table | Matrices
+MOST_ROWS = 100
+"""Rows of a table in the report."""
 
-HEADLINE = ("evenness", "forecasts", "timeline", "bottleneck")
-"""Charts of the summary: load, predictability, calls over time, and network."""
+Part = Chart | Missing | Table | Matrices | Result
+Loads = dict[tuple[int, int], list[Any]]
+"""Loads of windows by layer and group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +54,21 @@ class Content:
     """Complete content of the HTML report of a run."""
 
     title: str
-    headline: tuple[Chart, ...]  # drawn first; the sections have the others
-    tiles: tuple[highlights.Tile, ...]
-    lines: tuple[str, ...]  # sentences of the summary
-    notes: tuple[str, ...]  # unavailable statistics, with reasons
+    result: Result  # of the analysis, shown below the first chart
     sections: tuple[Section, ...]
+
+
+def keep_loads(mapper: Mapper, loads: Loads) -> Mapper:
+    """Wrap a mapper of windows: loads of experts, or bytes received, are collected."""
+
+    def mapped(exchange: Exchange, parts: Sequence[range]) -> Iterator[Arrays]:
+        for arrays in mapper(exchange, parts):
+            load = arrays.get("load", arrays.get("received"))
+            if load is not None:
+                loads.setdefault((exchange.layer, exchange.group), []).append(load)
+            yield arrays
+
+    return mapped
 
 
 def content(
@@ -74,7 +82,6 @@ def content(
     phase: str = "dispatch",
     iterations: range | str | None = None,
     threads: int = 2,
-    most_bytes: int = MOST_BYTES,
     tick: Tick | None = None,
 ) -> Content:
     """Compute all charts and tables of the HTML report of a run.
@@ -91,61 +98,77 @@ def content(
         Trace of a run to compare with.
     title
         Headline; "": the file's name.
-    layers, phase, iterations, threads
+    layers, phase, iterations, threads, tick
         See :func:`moetraffic.analysis.analyze`.
-    most_bytes
-        Limit of all matrices in the page; above it, iterations are omitted.
-    tick
-        Called after each window of iterations that was read.
 
     Raises
     ------
     AnalysisError, TraceError
         See :func:`moetraffic.analysis.analyze`.
     """
-    layers, iterations = layer_numbers(layers), iteration_range(iterations)
-    asked: dict[str, Any] = {"layers": layers, "phase": phase, "iterations": iterations}
+    span = iteration_range(iterations)
+    asked: dict[str, Any] = {
+        "layers": layer_numbers(layers),
+        "phase": phase,
+        "iterations": span,
+    }
     part = trace
-    if iterations is not None:
+    if span is not None:
         every = trace.occurrences.iteration
-        chosen = (every >= iterations.start) & (every < iterations.stop)
+        chosen = (every >= span.start) & (every < span.stop)
         part = trace.select(np.flatnonzero(chosen))
-    kept = Kept(sources(trace, [], of=OF, **asked), most_bytes=most_bytes)
-    found = analyze(
+    windows: Loads = {}
+    result = analyze(
         trace,
         **asked,
         threads=threads,
-        mapper=in_threads(trace, threads, watch=kept),
+        mapper=keep_loads(in_threads(trace, threads), windows),
         tick=tick,
     )
-    notes = found.notes
-    shown = matrices(trace, kept, phase=phase)
+    loads = {key: np.concatenate(own) for key, own in windows.items()}
+    located = exchanges(trace, [], **asked)
+    sampled = samples(trace, located)
     no_bytes = "the trace has no routing and no expert exchange whose bytes are known"
-    no_times = rhythm.why_no_times(found)
-    runs = {"this run": trace, "replay": replay, "second run": other}
-    known = {name: run for name, run in runs.items() if run is not None}
+    first = charts.evenness_chart(result, first_screen=True)
     sections = (
-        Section(
-            key="summary",
-            title="Summary",
-            parts=(highlights.by_layer(found),) if found.exchanges else (),
-        ),
+        Section(key="summary", title="Summary", parts=(first, result)),
         Section(
             key="traffic",
             title="Traffic matrices",
-            about="The slider moves through the run; choose the layer, demand or wire "
-            "bytes, and the phase.",
-            parts=(shown or Missing(title="Traffic matrices", reason=no_bytes),),
+            about="The slider moves through the run; choose layer and quantity.",
+            parts=(
+                matrices(sampled) or Missing(title="Traffic matrices", reason=no_bytes),
+            ),
         ),
         Section(
-            key="skew",
+            key="balance",
             title="Load balance",
             about="How the load is shared by the experts of a layer.",
             parts=(
-                skew.curves(found),
-                skew.loads(
-                    found,
-                    {key: load for key, s in kept.seen.items() if (load := s.load())},
+                charts.evenness_chart(result),
+                load_chart(located, loads),
+                *_tables(
+                    result,
+                    claims="Tested claims, level 1%",
+                    experts="Experts",
+                    ep_degrees="Busiest rank at other EP degrees",
+                    hosts="Hosts per token",
+                    coactivation="Experts of the same tokens",
+                ),
+            ),
+        ),
+        Section(
+            key="forecast",
+            title="Forecasts",
+            about="How far ahead the traffic can be forecast.",
+            parts=(
+                charts.forecast_chart(result),
+                charts.within_chart(result),
+                *_tables(
+                    result,
+                    forecasts="Forecasts",
+                    within="From the first dispatch of an iteration",
+                    lead_times="Lead times within an iteration",
                 ),
             ),
         ),
@@ -154,24 +177,18 @@ def content(
             title="On-off rhythm",
             about="When the network is used, and how regularly.",
             parts=(
-                rhythm.timeline(part, reason=no_times),
-                rhythm.spectrum(part, found),
-                *rhythm.statistics_tables(found),
-                rhythm.time_chart(
-                    found.occupation,
-                    reason="; ".join(n for n in notes if "time-breakdown" in n),
-                ),
+                timeline_chart(part),
+                charts.spectrum_chart(result),
+                *_tables(result, bursts="Bursts", steps="Step times"),
             ),
         ),
         Section(
-            key="forecast",
-            title="Predictability and convergence",
-            about="How far ahead the traffic can be forecast, and whether it has "
-            "converged.",
+            key="times",
+            title="Times",
+            about="What a training step and its calls take.",
             parts=(
-                predictability.horizons(found),
-                predictability.within(found),
-                predictability.convergence(found),
+                charts.times_chart(result),
+                *_tables(result, times="Time breakdown of steps", calls="Calls"),
             ),
         ),
         Section(
@@ -180,15 +197,11 @@ def content(
             about="Complexity of the traffic, link loads on a network, and circuit "
             "schedules for an optical switch.",
             parts=(
-                complexity_chart(
-                    complexities(found),
-                    reason="; ".join(n for n in notes if "complexity" in n),
-                ),
+                charts.complexity_chart(result),
                 *link_charts.links(part, network),
-                schedule.circuits_chart(
-                    found,
-                    {key: seen.wires() for key, seen in kept.seen.items()},
-                    network.topology.hosts.nic_bytes_s,
+                circuits_chart(_wires(sampled), network.topology.hosts.nic_bytes_s),
+                *_tables(
+                    result, network="Bytes between ranks", complexity="Complexity"
                 ),
             ),
         ),
@@ -197,50 +210,65 @@ def content(
             title="Scheduling policies",
             about="Circuits planned from the past of the last MoE layer, served "
             "against its true traffic; moetraffic evaluate has more policies.",
-            parts=_policies(trace, phase=phase, layers=layers, iterations=iterations),
+            parts=_policies(trace, **asked),
         ),
-        _beside(
-            trace,
-            replay,
-            network,
-            iterations,
+        Section(
             key="replay",
             title="Replay fidelity",
-            name="replay",
             about="Times and bytes of the replay, compared with the captured run.",
-            absent="no replayed trace was given: make one with moetraffic replay, and "
-            "give it with --replay",
+            parts=_beside(
+                trace,
+                replay,
+                span,
+                "Replay fidelity",
+                "no replayed trace was given: make one with moetraffic replay, and "
+                "give it with --replay",
+            ),
         ),
-        _beside(
-            trace,
-            other,
-            network,
-            iterations,
+        Section(
             key="comparison",
             title="Comparison",
-            name="second run",
-            about="Distance of another run from this one, and whether it exceeds the "
-            "within-run noise.",
-            absent="no second trace was given: name one after the first",
+            about="The run beside a second one.",
+            parts=_beside(
+                trace,
+                other,
+                span,
+                "Comparison",
+                "no second trace was given: name one after the first",
+            ),
         ),
-        Section(key="about", title="Metadata", parts=(highlights.about(known),)),
+        Section(key="about", title="Contents of the trace", parts=_about(trace)),
     )
-    charts = {p.key: p for s in sections for p in s.parts if isinstance(p, Chart)}
-    first = tuple(charts[key] for key in HEADLINE if key in charts)
     return Content(
-        title=title or trace.name.rsplit("/", 1)[-1],
-        headline=first,
-        tiles=tuple(highlights.tiles(part, found)),
-        lines=tuple(highlights.run_in_words(trace, found)),
-        notes=notes,
-        sections=tuple(
-            # charts hold arrays, which have no single truth value when compared
-            replace(
-                s, parts=tuple(p for p in s.parts if all(p is not c for c in first))
-            )
-            for s in sections
-        ),
+        title=title or trace.name.rsplit("/", 1)[-1], result=result, sections=sections
     )
+
+
+def _tables(result: Result, **titles: str) -> Iterator[Result]:
+    """Yield tables of a result that have rows, with a title each."""
+    for name, title in titles.items():
+        frame = charts.table_of(result, name)
+        if frame is not None:
+            rows = frame.iloc[:MOST_ROWS].to_dict("records")
+            left = len(frame) - len(rows)
+            note = f"{left:,} more rows: moetraffic analyze --only {name}"
+            yield Result(
+                verb=name,
+                head=title,
+                tables={name: rows},
+                screen=(name,),
+                notes=(note,) * (left > 0),
+            )
+
+
+def _wires(sampled: Sequence[Sample]) -> dict[str, Any]:
+    """Return the sampled bytes of each layer, by its name."""
+    several = len({sample.exchange.group for sample in sampled}) > 1
+    return {
+        f"{named(sample.exchange, several)}, {sample.exchange.phase}": sample.wire
+        for sample in sampled
+        if sample.wire is not None
+    }
 
 
 def _policies(
@@ -253,7 +281,7 @@ def _policies(
     """Evaluate a few policies on the last layer, where the run is long enough."""
     some = sorted(set(trace.layers) & set(layers)) if layers else list(trace.layers)
     try:
-        found = evaluate(
+        evaluated = evaluate(
             trace,
             POLICIES,
             forecasters=("persistence", "oracle"),
@@ -266,41 +294,38 @@ def _policies(
         )
     except MoetrafficError as error:
         return (Missing(title="Scheduling policies", reason=str(error)),)
-    table, *_ = policy_scores.tables(found)
-    return (policy_scores.chart(found), table)
+    table, *_ = policy_scores.tables(evaluated)
+    return (policy_scores.chart(evaluated), table)
 
 
 def _beside(
     trace: Trace,
     other: Trace | None,
-    network: Network,
     iterations: range | None,
-    *,
-    name: str,
+    title: str,
     absent: str,
-    **section: str,
-) -> Section:
-    """Build the section that compares a trace with a second one, if there is one."""
-    lacking = Missing(title=section["title"], reason=absent)
+) -> tuple[Part, ...]:
+    """Compare a trace with a second one, if there is one."""
     if other is None:
-        return Section(key=section["key"], title=section["title"], parts=(lacking,))
+        return (Missing(title=title, reason=absent),)
+    from moetraffic.analysis.comparison import compare
+
     try:
-        found = compare(trace, other, iterations=iterations)
+        compared = compare(trace, other, iterations=iterations)
     except AnalysisError as error:
-        lacking = Missing(title=section["title"], reason=str(error))
-        return Section(key=section["key"], title=section["title"], parts=(lacking,))
-    if found.identical:
-        section["about"] += f" Byte-identical: {found.identical}."
-    times = f"Times of common calls: this run and {name}"
-    hosts = network.topology.hosts
-    port_bytes_s = hosts.nic_bytes_s * hosts.nics / hosts.ranks
-    rates = side_by_side.rates(found, name, port_bytes_s)
-    return Section(
-        **section,
-        parts=(
-            *([rates] if rates else []),
-            side_by_side.ratios(found, section["key"], name),
-            side_by_side.distances(found, section["key"], name),
-            *([comparison.times(found.times, times)] if found.times else []),
-        ),
+        return (Missing(title=title, reason=str(error)),)
+    more = {
+        name: name.replace("_", " ").capitalize()
+        for name in compared.tables
+        if name not in compared.screen
+    }
+    return (compared, *_tables(compared, **more))
+
+
+def _about(trace: Trace) -> tuple[Part, ...]:
+    """Describe the trace as ``moetraffic info`` does, with its metadata."""
+    contents = info(trace)
+    return (
+        replace(contents, screen=("traffic", "layers", "sources")),
+        *_tables(contents, metadata="Metadata"),
     )

@@ -19,6 +19,7 @@ from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import TOPOLOGIES, Network, load_fabric
 from moetraffic.files import validate_output, write_text
 from moetraffic.report.chart import Missing
+from moetraffic.result import Result
 from moetraffic.tables import Table, plain
 from moetraffic.text import html_text as escape
 from moetraffic.trace import Trace
@@ -127,8 +128,6 @@ def write_report(
 
 def _section(section: Section, content: Content) -> str:
     inside = "".join(_part(p) for p in section.parts if not isinstance(p, Missing))
-    if section.key == "summary":
-        inside = _summary(content) + inside
     if section.key == "about":
         inside += _unavailable(content)
     about = f'<p class="about">{escape(section.about)}</p>' if section.about else ""
@@ -138,27 +137,10 @@ def _section(section: Section, content: Content) -> str:
     )
 
 
-def _summary(content: Content) -> str:
-    tiles = "".join(
-        f'<div class="tile"><b>{escape(t.value)}</b><span>{escape(t.what)}</span>'
-        + (f"<small>{escape(t.beside)}</small>" if t.beside else "")
-        + "</div>"
-        for t in content.tiles
-    )
-    lines = "".join(f"<li>{escape(line)}</li>" for line in content.lines)
-    charts = "".join(_part(chart) for chart in content.headline)
-    return (
-        f'<div class="tiles">{tiles}</div><article class="card"><h3>Findings</h3>'
-        f'<ul class="words">{lines}</ul></article>'
-        + (f'<div class="headline">{charts}</div>' if charts else "")
-    )
-
-
 def _unavailable(content: Content) -> str:
     """List what the page does not show, with the reason of each."""
     lacking = [p for s in content.sections for p in s.parts if isinstance(p, Missing)]
     lines = [f"{part.title}: {part.reason.rstrip('.')}." for part in lacking]
-    lines += [note for note in content.notes if not any(note in one for one in lines)]
     if not lines:
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -169,11 +151,13 @@ def _unavailable(content: Content) -> str:
 
 
 def _part(part: Any) -> str:
-    if isinstance(part, Table):
-        key = re.sub(r"[^a-z0-9]+", "-", part.title.lower()).strip("-")
+    if isinstance(part, Table | Result):
+        name = part.title if isinstance(part, Table) else part.verb
+        key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        inside = part._repr_html_()
         return (
-            f'<article class="card listed" id="figure-{key}">{part.to_html()}'
-            '<p class="downloads"></p></article>'
+            f'<article class="card listed" id="figure-{key}"><div class="scroll" '
+            f'tabindex="0">{inside}</div><p class="downloads"></p></article>'
         )
     if isinstance(part, Matrices):
         kind, height = "matrices", 520

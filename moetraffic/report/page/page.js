@@ -272,25 +272,7 @@
       if (!cache.has(block.id)) cache.set(block.id, made(block));
       return cache.get(block.id);
     }
-    async function made(block) {
-      const rows = block.rows.length, columns = block.columns.length;
-      let cells;
-      if (block.base === undefined) {
-        cells = new TYPES[block.dtype](await inflated(block.data));
-      } else {
-        const base = blocks[block.base], from = await valuesOf(base);
-        const wide = base.columns.length, tall = base.rows.length;
-        cells = new Float64Array(block.count * rows * columns);
-        for (let n = 0; n < block.count; n++)
-          for (let i = 0; i < tall; i++)
-            for (let j = 0; j < wide; j++) {
-              const to = block.held ? block.held[j] : j;
-              const at = block.transpose ? to * columns + i : i * columns + to;
-              cells[n * rows * columns + at] += from[(n * tall + i) * wide + j];
-            }
-      }
-      return cells;
-    }
+    const made = async (block) => new TYPES[block.dtype](await inflated(block.data));
 
     let turn = 0;
     const current = () => blocks.find((b) => where(b) === layer.value && what(b) === kind.value)

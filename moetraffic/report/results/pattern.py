@@ -20,10 +20,9 @@ from moetraffic.patterns.traffic import (
     traffic_matrices,
 )
 from moetraffic.report.chart import Chart, Rule
+from moetraffic.report.heatmaps import byte_unit, matrix_chart
 from moetraffic.tables import Table
 from moetraffic.units import byte_size, rank_span
-
-from .pictures import byte_unit, matrix_chart
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis import Analysis
-from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
-from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
+from moetraffic.analysis.claims import Outcome
+from moetraffic.analysis.measures import means_of_known
+from moetraffic.analysis.typical import TypicalIteration
 from moetraffic.arrays import Float64, Int64
 from moetraffic.fabric import decompose
 from moetraffic.fabric.compatibility import Compatibility, Job, around
@@ -37,8 +37,6 @@ from moetraffic.report.chart import (
 from moetraffic.tables import Table
 from moetraffic.units import bit_rate, duration, rank_span, three_digits
 
-from .skew import named
-
 SHARES = (0.5, 0.9, 0.99)
 """Shares of the demand for which the required circuits are counted."""
 
@@ -51,6 +49,11 @@ FEW = 8
 """Up to this number, each permutation has a marker."""
 
 RECONFIGURE_S = 10e-6
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Average the finite values; NaN without any."""
+    return float(means_of_known(values))
 
 
 def circuits_as_dict(
@@ -112,14 +115,14 @@ def circuits_table(told: Mapping[str, Any]) -> Table:
     for one in told["exchanges"]:
         every = one["schedules"]
         keys = ("demand_bytes", "circuits", "sending_s", "lower_bound_s", "duty")
-        of = {key: mean([f[key] for f in every]) for key in keys}
+        of = {key: _mean([f[key] for f in every]) for key in keys}
         rows.append(
             (
                 *(one["layer"], one["exchange"], rank_span(one["ranks"]), one["of"]),
                 *(of["demand_bytes"], of["circuits"]),
-                *(mean([f["terms_for"][f"{s:g}"] for f in every]) for s in SHARES),
+                *(_mean([f["terms_for"][f"{s:g}"] for f in every]) for s in SHARES),
                 *(of["sending_s"], of["lower_bound_s"]),
-                mean([f["sending_s"] + f["reconfiguring_s"] for f in every]),
+                _mean([f["sending_s"] + f["reconfiguring_s"] for f in every]),
                 of["duty"],
             )
         )
@@ -151,11 +154,11 @@ def circuits_sentences(told: Mapping[str, Any]) -> list[str]:
     slowest, longest = every[at]
     circuits = [made["circuits"] for _, made in every]
     shares = ", ".join(
-        f"{mean([made['terms_for'][f'{share:g}'] for _, made in every]):.3g} for "
+        f"{_mean([made['terms_for'][f'{share:g}'] for _, made in every]):.3g} for "
         f"{share:.0%}"
         for share in SHARES
     )
-    even = mean([made["sending_s"] / made["circuits"] for _, made in every])
+    even = _mean([made["sending_s"] / made["circuits"] for _, made in every])
     fewest, most = min(circuits), max(circuits)
     number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     of, median, single = "exchange", "", ""
@@ -177,7 +180,7 @@ def circuits_sentences(told: Mapping[str, Any]) -> list[str]:
         f"({LINE_BOUND}){median}.{single}",
         f"Reconfiguration of {duration(told['reconfigure_s'])}: {number} "
         f"circuit{'s' * (most != 1)} per exchange, mean duty cycle "
-        f"{mean([made['duty'] for _, made in every]):.1%}; at a delay above "
+        f"{_mean([made['duty'] for _, made in every]):.1%}; at a delay above "
         f"{duration(even)} all reconfigurations of an exchange together take longer "
         "than its transfer.",
         f"Circuits needed for a share of the bytes, mean: {shares}.",
@@ -222,23 +225,23 @@ def jobs_sentences(told: Mapping[str, Any]) -> list[str]:
         f"jitter {job['period_jitter']:.1%}"
         for job in told["jobs"]
     )
-    without = {
+    unclear = {
         job["file"]: None
         for job in told["jobs"]
-        if not isfinite(job["rhythm_period_s"])
+        if job["regular"] != Outcome.STATED.value
     }
-    useless = (
-        f"No period: time shifts are of no use for {', '.join(without)} (moetraffic "
-        "analyze --only rhythm)."
+    irregular = (
+        "Steps are not shown to be regular, which time shifts need: "
+        f"{', '.join(unclear)} (moetraffic analyze --only rhythm)."
     )
     return [
-        *([useless] if without else []),
+        *([irregular] if unclear else []),
         f"Compatibility score: {told['score']:.3f} with time shifts ({best}), "
         f"{told['score_unshifted']:.3f} without, {told['score_worst']:.3f} at worst; "
         "1: the load never exceeds the capacity.",
         f"Time shifts: {'; '.join(shifts)}; periods change by at most "
         f"{told['period_deviation']:.2%}.",
-        f"Regularity, which shifts need: {'; '.join(regular)}.",
+        f"Regularity: {'; '.join(regular)}.",
     ]
 
 
@@ -272,9 +275,9 @@ def jobs_as_dict(
                 "duty": float((job.rate_bytes_s > 0).mean()),
                 "mean_rate_bytes_s": float(job.rate_bytes_s.mean()),
                 "captured_rate_bytes_s": float(seen.bytes_s.mean()),
-                "rhythm_period_s": seen.rhythm.period_ns / 1e9,
-                "autocorrelation": seen.rhythm.acf,
-                "period_jitter": seen.rhythm.jitter,
+                "regular": seen.regular.outcome.value,
+                "autocorrelation": seen.acf,
+                "period_jitter": seen.jitter,
                 "iterations": seen.iterations,
                 "of": seen.about,
                 "rate_bytes_s": job.rate_bytes_s,
@@ -370,26 +373,18 @@ def _above(load: Float64) -> str:
     )
 
 
-def circuits_chart(
-    analysis: Analysis,
-    wires: Mapping[tuple[int, int], Int64 | None],
-    rate: float,
-) -> Chart | Missing:
+def circuits_chart(wires: Mapping[str, Int64], rate: float) -> Chart | Missing:
     """Draw the share of demand that the first n circuit permutations serve.
 
-    ``wires`` has the bytes ``[n, W, W]`` of some iterations by layer and group, None
-    where unknown; ``rate`` is in bytes per second of a circuit.
+    ``wires`` has the bytes ``[n, W, W]`` of some iterations by the name of a layer;
+    ``rate`` is in bytes per second of a circuit.
     """
     title = "Circuits: coverage by Birkhoff-von-Neumann permutations"
     panels = []
-    for exchange in analysis.exchanges:
-        sent = wires[exchange.layer, exchange.group]
-        if sent is None or len(exchange.ranks) < 2:
-            continue
+    for name, sent in wires.items():
         whole = np.rint(sent.mean(axis=0)).astype(np.int64)
         np.fill_diagonal(whole, 0)  # rank-local traffic takes no circuit
         if whole.any():
-            name = f"{named(exchange, analysis)}, {exchange.phase}"
             panels.append(_coverage(whole, rate, (name,)))
     if not panels:
         why = "no bytes between different ranks were observed"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moetraffic.analysis.tolerance import Tolerance
 from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Rule, Series
+from moetraffic.studies.tolerance import Tolerance
 from moetraffic.tables import Table
 
 

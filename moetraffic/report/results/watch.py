@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.skew.collapse import COLLAPSED, STARVED
+from moetraffic.analysis.load import COLLAPSED, MOST_FALSE, STARVED
 from moetraffic.arrays import Float64
 from moetraffic.report.chart import Axis, Chart, Panel, Series
 from moetraffic.tables import Table, tables_of
@@ -167,12 +167,12 @@ def _name(layer: LayerSnapshot) -> str:
 
 
 def _collapsed(layer: LayerSnapshot) -> str:
-    if layer.collapse is None or layer.collapse.collapsed is None:
+    if layer.collapsed is None:
         return "unknown"
-    starved = f"{layer.collapse.starved}/{layer.collapse.experts} starved"
-    if layer.collapse.collapsed:
+    if layer.collapsed:
         return "COLLAPSED"
-    return f"no, {starved}" if layer.collapse.starved else "no"
+    starved = f", {layer.starved}/{layer.load.shape[1]} starved"
+    return "no" + starved * (layer.starved > 0)
 
 
 def _legend(layers: Sequence[LayerSnapshot]) -> list[str]:
@@ -183,17 +183,12 @@ def _legend(layers: Sequence[LayerSnapshot]) -> list[str]:
         "deviations above that floor; where unknown, they may be sampling noise. Time "
         "share: of the step in the layer's all-to-alls."
     ]
-    bounds = [
-        layer.collapse.false_claims
-        for layer in layers
-        if layer.collapse and layer.collapse.collapsed is not None
-    ]
-    if bounds:
+    if any(layer.collapsed is not None for layer in layers):
         notes.append(
             f"Collapsed: at least {COLLAPSED:.0%} of the experts have less than "
-            f"{STARVED:.0%} of the mean load in these steps; a balanced router with "
-            f"independent tokens would appear so with a probability of at most "
-            f"{max(*bounds, 1e-9):.1g} per layer."
+            f"{STARVED:.0%} of the mean load in these steps; unknown where a balanced "
+            "router with independent tokens would appear so with a probability above "
+            f"{MOST_FALSE:.1%}."
         )
     return notes
 
@@ -275,11 +270,7 @@ def line(snapshot: Snapshot) -> str:
 
 def collapsed_layers(snapshot: Snapshot) -> list[int]:
     """List the layers that have collapsed."""
-    return [
-        layer.layer
-        for layer in snapshot.layers
-        if layer.collapse and layer.collapse.collapsed
-    ]
+    return [layer.layer for layer in snapshot.layers if layer.collapsed]
 
 
 def summary(snapshot: Snapshot) -> dict[str, Any]:
@@ -306,7 +297,8 @@ def summary(snapshot: Snapshot) -> dict[str, Any]:
                 "of": layer.of,
                 "load": layer.total,
                 "hot": layer.hot,
-                "collapse": layer.collapse,
+                "collapsed": layer.collapsed,
+                "starved": layer.starved,
                 **{
                     name: mean(getattr(layer, name))
                     for name in (

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetraffic.analysis.resampling import Interval
+from moetraffic.analysis.intervals import Interval
 from moetraffic.fabric.named import load_fabric
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.sizes import operation_matrices

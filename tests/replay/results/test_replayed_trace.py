@@ -8,13 +8,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moetraffic.analysis.exchange import sources
+from moetraffic.analysis.exchange import exchanges
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
 from moetraffic.replay.plan.program import KINDS, Timing
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.replayed_trace import replayed_trace
-from moetraffic.report.results.overview import about, layout
+from moetraffic.report.views.info import about, layout
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
 from moetraffic.trace.trace import Trace
 from moetraffic.trace.what_if.rescale import Scaling, rescale
@@ -159,7 +159,7 @@ def test_why_a_replay_has_no_demand_is_true_of_every_replay(toy, change):
         trace, plan, timed(plan), backend="gloo", nodes=nodes, rescaled=rescaled
     )
     notes: list[str] = []
-    sources(made, notes)
+    exchanges(made, notes)
     (note,) = (each for each in notes if "no demand" in each)
     for cause in ("changed ranks or bytes", "added traffic", "no router was seen"):
         assert cause in note

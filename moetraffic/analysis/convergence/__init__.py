@@ -1,1 +1,0 @@
-"""Convergence: change points, drift, trends and transients of a run."""

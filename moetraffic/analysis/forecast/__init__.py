@@ -1,1 +1,0 @@
-"""Forecasts of loads and matrices, their evaluation, and bounds on predictability."""

@@ -1,1 +1,0 @@
-"""Network statistics of an exchange: host tiers, flows, packets, trace complexity."""

@@ -1,1 +1,0 @@
-"""On-off statistics: periods, cycles, bursts and gaps of traffic in time."""

@@ -1,1 +1,0 @@
-"""Skew: how unevenly load is spread over experts, ranks and rank pairs."""

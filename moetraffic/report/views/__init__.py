@@ -1,0 +1,1 @@
+"""Views of results: the answer of a verb, and its charts."""
