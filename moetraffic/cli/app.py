@@ -36,6 +36,15 @@ ROOMS = {
 """Verbs in the order of the help, by the folder of their modules; each is a function in
 a module of its name."""
 
+PANELS = {
+    "recording": "Record",
+    "traces": "Traces",
+    "analysis": "Analyze",
+    "networks": "Networks",
+    "modeling": "Models",
+}
+"""Panels of the help, by the folder of the verbs' modules."""
+
 MODULES = {"bench": "replay", "import": "import_"}
 """Modules that have another name than their verb."""
 
@@ -48,7 +57,12 @@ for _room, _verb in ((room, verb) for room, verbs in ROOMS.items() for verb in v
     _module = import_module(_name)
     _function = getattr(_module, "import_" if _verb == "import" else _verb)
     _settings = getattr(_module, "CONTEXT", None)
-    app.command(_verb, cls=Command, context_settings=_settings)(_function)
+    app.command(
+        _verb,
+        cls=Command,
+        context_settings=_settings,
+        rich_help_panel=PANELS[_room],
+    )(_function)
 
 
 def _version(asked: bool) -> None:
