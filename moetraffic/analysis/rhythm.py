@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.claims import Claim, regular
+from moetraffic.analysis.measures import quantiles
 from moetraffic.analysis.sources import (
     Key,
     Source,
@@ -388,11 +389,3 @@ def mean_cv(lengths: npt.NDArray[Any]) -> tuple[float, float]:
         return np.nan, np.nan
     mean = float(lengths.mean())
     return mean, float(lengths.std()) / mean
-
-
-def quantiles(lengths: npt.NDArray[Any], at: Sequence[float]) -> list[float]:
-    """Compute quantiles; NaN if empty."""
-    if not len(lengths):
-        return [float("nan")] * len(at)
-    found: list[float] = np.quantile(lengths, at).tolist()
-    return found

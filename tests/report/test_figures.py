@@ -12,6 +12,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
+from moetraffic.analysis.sources import middle_iterations
 from moetraffic.cli.analysis.plot import _iterations
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError, MoetrafficError
@@ -29,7 +30,7 @@ from moetraffic.report.chart import (
 from moetraffic.report.figure_style import FigureStyle, inches
 from moetraffic.report.figures import draw, save
 from moetraffic.report.heatmaps import matrix_chart
-from moetraffic.report.views.trace import in_a_row, traffic_chart
+from moetraffic.report.views.trace import traffic_chart
 from moetraffic.trace import Trace
 from moetraffic.trace.model import PHASES
 
@@ -333,7 +334,7 @@ def test_pictures_are_of_training_and_of_an_evaluation_that_is_asked_for() -> No
         training = set(mixed.iterations.tolist())
         assert 11 not in training
         assert set(_iterations(None, mixed)) <= training
-        assert set(in_a_row(mixed.iterations)) <= training
+        assert set(middle_iterations(mixed.iterations, 3)) <= training
         asked = traffic_chart(mixed, [10, 11], layers=[3])
         assert np.nansum(asked.panels[1].series[0].z) > 0
         names = [panel.name for panel in asked.panels]

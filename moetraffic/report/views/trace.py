@@ -9,7 +9,7 @@ import numpy as np
 
 from moetraffic.analysis.exchange import Exchange
 from moetraffic.analysis.measures import shares
-from moetraffic.analysis.times.calls import timed
+from moetraffic.analysis.sources import OTHERS, middle_iterations, timeline
 from moetraffic.analysis.times.traffic import world_matrices
 from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError, TraceError
@@ -43,9 +43,6 @@ SHOWN = 3
 
 MOST_BARS, MOST_ROWS = 6000, 64
 """Maximum calls and ranks in the timeline."""
-
-OTHERS = "other communication"
-"""Name of all but the all-to-alls of a phase in the timeline."""
 
 UNTIMED = "the trace has no times of its calls (capture or replay it on real ranks)"
 
@@ -234,49 +231,6 @@ def _of_layers(
 # ---- calls over time -----------------------------------------------------------------
 
 
-def calls(
-    trace: Trace,
-    chosen: range,
-    *,
-    layers: Collection[int] | None = None,
-    phase: str | None = None,
-) -> list[Any]:
-    """List starts and ends [ns of rank 0's clock], ranks and names of calls.
-
-    All-to-alls have the name of their phase, all others :data:`OTHERS`; the latter are
-    left out if ``layers`` or a ``phase`` are chosen.
-    """
-    every = trace.complete(trace.find(iterations=chosen))
-    phases = np.array(
-        [(s.operation == ALL_TO_ALL and s.phase) or OTHERS for s in trace.sites], object
-    )
-    wanted = [
-        site.operation != ROUTING
-        and (layers is None or (site.layer in layers and name != OTHERS))
-        and phase in (None, name)
-        for site, name in zip(trace.sites, phases, strict=True)
-    ]
-    every = every[np.array(wanted, bool)[trace.occurrences.site[every]]]
-    parts: list[list[Any]] = [[np.zeros(0, np.int64)] * 4]
-    for part in timed(trace, every, with_wire=False):
-        phase_of = phases[trace.occurrences.site[part.occurrence]][:, None]
-        names = np.broadcast_to(phase_of, part.end.shape)
-        columns = (part.begin, part.end, part.ranks, names)
-        parts.append([column[part.known] for column in columns])
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
-
-
-def in_a_row(when: Int64) -> range:
-    """Return a range of SHOWN iterations near the middle, of training if possible."""
-    if not len(when):
-        return range(SHOWN)
-    first = when[: max(1, len(when) - SHOWN + 1)]
-    last = when[min(SHOWN, len(when)) - 1 :]
-    apart = np.abs(np.arange(len(first)) - (len(when) // 2 - 1))
-    at = int(np.lexsort((apart, last - first))[0])
-    return range(int(first[at]), int(first[at]) + SHOWN)
-
-
 def timeline_chart(
     trace: Trace,
     *,
@@ -291,8 +245,10 @@ def timeline_chart(
     title = f"On-off timeline of {'all-to-alls' if some else 'all communication'}"
     if trace.meta.virtual:
         return Missing(title=title, reason="virtual ranks share one process")
-    chosen = in_a_row(trace.iterations)
-    start, end, rank, phases = calls(trace, chosen, layers=layers, phase=phase)
+    chosen = middle_iterations(trace.iterations, SHOWN)
+    calls = timeline(trace, chosen, layers=layers, phase=phase)
+    start, end = calls["begin_ns"], calls["end_ns"]
+    rank, phases = calls["rank"], calls["phase"]
     if not len(start):
         return Missing(title=title, reason=UNTIMED)
     begins = {
