@@ -98,9 +98,13 @@ class Result:
         table: pandas.DataFrame = self.tables[name]
         return table
 
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows of a table."""
+        assert isinstance(self.tables, Tables)
+        return self.tables.rows(name)
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to what JSON holds: unknown numbers are None."""
-        assert isinstance(self.tables, Tables)
         return {
             "schema_version": VERSION,
             "verb": self.verb,
@@ -108,7 +112,7 @@ class Result:
             "verdict": list(self.verdict),
             "notes": list(self.notes),
             "data": plain(self.data),
-            "tables": {name: plain(self.tables.rows(name)) for name in self.tables},
+            "tables": {name: plain(self.rows(name)) for name in self.tables},
         }
 
     def __rich_console__(
@@ -121,10 +125,9 @@ class Result:
 
     def lines(self, names: Sequence[str], *, width: int) -> Iterator[str]:
         """Yield the lines of headline, some tables, sentences and notes."""
-        assert isinstance(self.tables, Tables)
         yield from wrapped(self.head, width)
         for name in names:
-            rows = self.tables.rows(name)
+            rows = self.rows(name)
             if rows:
                 yield ""
                 yield from table_lines(rows, width=width)
@@ -138,11 +141,10 @@ class Result:
             yield from wrapped(f"note: {note}", width)
 
     def _repr_html_(self) -> str:
-        assert isinstance(self.tables, Tables)
         tables = "".join(
             table_html(rows) + f"<p>{html_text(self.captions.get(name, ''))}</p>"
             for name in self.screen
-            if (rows := self.tables.rows(name))
+            if (rows := self.rows(name))
         )
         texts = (*self.verdict, *(f"note: {note}" for note in self.notes))
         return f"<h3>{html_text(self.head)}</h3>{tables}" + "".join(

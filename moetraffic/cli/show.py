@@ -121,7 +121,7 @@ def show_trace(
 def _print_table(result: Result, name: str, *, whole: bool) -> None:
     """Print a table below its name."""
     console = terminal.console
-    rows = result.tables.rows(name)  # type: ignore[attr-defined]
+    rows = result.rows(name)
     console.print(f"\n{name}" if rows else f"\n{name}: no row")
     shown = rows if whole else rows[:LONGEST]
     for line in table_lines(shown, width=console.width) if rows else ():

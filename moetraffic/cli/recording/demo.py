@@ -15,6 +15,7 @@ from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
 from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.report.console.terminal import Paper, announce, say
+from moetraffic.result import table_lines
 from moetraffic.text import LOG_WIDTH
 from moetraffic.trace import Trace
 from moetraffic.units import byte_size
@@ -26,8 +27,8 @@ WRITES = ("run.h5", "replayed.h5", "report.html", "summary.txt", "summary.json")
 REPLAYED = 20
 """Number of iterations that are replayed: the last ones."""
 
-LONG = ("measures", "spectrum")
-"""Tables of thousands of rows, which summary.json has."""
+LEFT_OUT = ("measures", "spectrum", "overview", "stages")
+"""Tables that summary.txt lacks: thousands of rows, or those of the first screen."""
 
 
 def demo(
@@ -93,9 +94,15 @@ def demo(
     (output / "summary.json").write_text(json_text(answers) + "\n")
     with (output / "summary.txt").open("w") as file:
         for answer in (result, capture):
-            names = [name for name in answer.tables if name not in LONG]
-            for line in answer.lines(names, width=LOG_WIDTH):
+            for line in answer.lines(answer.screen, width=LOG_WIDTH):
                 print(line, file=file)
+            for name in answer.tables:
+                rows = answer.rows(name)
+                if rows and name not in (*LEFT_OUT, *answer.screen):
+                    print(f"\n{name}", file=file)
+                    for line in table_lines(rows, width=LOG_WIDTH):
+                        print(line, file=file)
+            print(file=file)
     if as_json:
         print(json_text(answers))
         return

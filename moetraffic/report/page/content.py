@@ -201,7 +201,7 @@ def content(
                 *link_charts.links(part, network),
                 circuits_chart(_wires(sampled), network.topology.hosts.nic_bytes_s),
                 *_tables(
-                    result, network="Bytes between ranks", complexity="Complexity"
+                    result, network="Bytes between ranks", complexity="Trace complexity"
                 ),
             ),
         ),

@@ -244,8 +244,8 @@ def forecast_chart(result: Result) -> Chart | Missing:
         key="forecasts",
         title=title,
         source="Forecasters are tuned on the middle of the run and tested on its last "
-        "quarter. Diamonds: chosen before the test. Bars: 95% intervals. Oracle: "
-        "true gate probabilities, sampling noise alone",
+        "quarter. Diamonds: chosen; the last values, if they did better in the test. "
+        "Where drawn, bars: 95% intervals; oracle: sampling noise alone",
         columns=("iterations ahead", "value (unit as on the axis)"),
         choices=("layer", "quantity", "score"),
         panels=tuple(panels),
@@ -440,7 +440,7 @@ def times_chart(result: Result) -> Chart | Missing:
 
 def complexity_chart(result: Result) -> Chart | Missing:
     """Draw NT, T and T without compressor bias, a row for each layer."""
-    title = "Complexity"
+    title = "Trace complexity"
     frame = table_of(result, "complexity")
     if frame is not None:
         frame = frame[frame.trace_complexity.notna()]
