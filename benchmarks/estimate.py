@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 from page import save
 
-from moetraffic.patterns import preset
-from moetraffic.patterns.time_model import (
+from moetraffic.patterns import Layout, preset
+from moetraffic.timemodel import (
     A100,
-    Configuration,
     NodeLinks,
     System,
     estimate,
@@ -48,7 +47,7 @@ def measured(number: int, system: System) -> dict[str, float]:
         return 2.0 ** drawn.integers(least, most, number)
 
     began = time.thread_time()
-    config = Configuration(
+    config = Layout(
         model=MODEL,
         k=2,
         pp=powers(0, 6),
@@ -67,7 +66,7 @@ def measured(number: int, system: System) -> dict[str, float]:
     single: list[float] = []
     for _ in range(200):
         started = time.thread_time()
-        config = Configuration(model=MODEL, k=2, pp=4, dp=8, ep=8, global_batch=256)
+        config = Layout(model=MODEL, k=2, pp=4, dp=8, ep=8, global_batch=256)
         estimate(config, system)
         single.append(1e3 * (time.thread_time() - started))
     began = time.thread_time()

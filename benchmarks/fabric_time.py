@@ -31,7 +31,7 @@ from rate_limited import Hosts, hosts, limit, ranks
 from moetraffic import Trace
 from moetraffic.analysis.times.calibration import StepTimes, calibrated
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
-from moetraffic.patterns.time_model import Configuration, MeasuredLinks, estimate
+from moetraffic.timemodel import MeasuredLinks, estimate
 
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 REPEATS = 5
@@ -135,7 +135,7 @@ def compare(at: Hosts, rate: int, steps: int, folder: Path) -> list[dict[str, An
         own = float(estimate(small.config, system).iteration)
         left = max(before["iteration"] - own, 0.0)
         system = replace(system, iteration_overhead_s=left)
-        config: Configuration = large.config
+        config = large.config
         told = estimate(config, system)
         whole = took["iteration"]
         out.append(

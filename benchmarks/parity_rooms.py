@@ -597,11 +597,11 @@ def plan_figures(plan: Any) -> dict[str, Any]:
 
 def model_layout(name: str) -> tuple[Any, ...]:
     """Make the model, layout and routing of a pattern."""
-    from moetraffic.patterns import Gating, Parallelism, preset
+    from moetraffic.patterns import Gating, Layout, preset
 
     model, layout, *routing = INPUTS["layouts"][name]
     gating = [Gating(**options) for options in routing]
-    return preset(model).model, Parallelism(**layout), *gating
+    return preset(model).model, Layout(**layout), *gating
 
 
 def dense(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -675,27 +675,33 @@ MEMORY = "weights gradients optimizer activations total"
 def estimates_room() -> Cases:
     """Yield estimates of configurations, the fastest ones, and bandwidth tables."""
     from moetraffic.analysis.times.calibration import calibrated
-    from moetraffic.patterns import preset, time_model
-    from moetraffic.patterns.bandwidth.measurements import big_red_200
+    from moetraffic import timemodel
+    from moetraffic.patterns import Layout, preset
+    from moetraffic.patterns.bandwidth import big_red_200
+    from moetraffic.patterns.layout import RECOMPUTE
 
-    links = time_model.NodeLinks(gpus=8, inside_bytes_s=300e9, nic_bytes_s=200e9)
-    a100 = partial(time_model.System.of_gpu, time_model.A100, links)
+    links = timemodel.NodeLinks(gpus=8, inside_bytes_s=300e9, nic_bytes_s=200e9)
+    a100 = partial(timemodel.System.of_gpu, timemodel.A100, links)
     flat = {"utilization": 0.45, "bandwidth": 25e9, "latency_s": 5e-6}
     systems = {
         **{"a100": a100(), "a100-overlap": a100(overlap={"dp": 0.8})},
-        "utilization": time_model.System(peak_flops=312e12, **flat),
+        "utilization": timemodel.System(peak_flops=312e12, **flat),
     }
 
     def terms(made: Any) -> Any:
         return {**fields(made, TERMS), "memory": fields(made.memory, MEMORY)}
 
     def estimated(name: str, system: Any) -> Any:
-        config = time_model.Configuration.of(*model_layout(name))
-        return terms(time_model.estimate(config, system))
+        config = Layout.of(*model_layout(name))
+        return terms(timemodel.estimate(config, system))
 
     def fastest(model: str, **options: int) -> Any:
-        found = time_model.search(preset(model).model, a100(), **options)
-        return {str(n): row for n, row in enumerate(found.rows(5))}
+        found = timemodel.search(preset(model).model, a100(), **options)
+        rows = found.rows(5)
+        for row in rows:
+            row["recompute"] = RECOMPUTE.index(row["recompute"])
+        numbers = [{name: float(value) for name, value in row.items()} for row in rows]
+        return {str(n): row for n, row in enumerate(numbers)}
 
     def effective(table: Any, key: Sequence[Any], ranks: int) -> Any:
         of = dict(zip(("platform", "protocol", "span"), key[1:], strict=True))
@@ -724,12 +730,19 @@ def studies_room() -> Cases:
     """Yield computed values beside published ones, by table and row."""
     from moetraffic.studies import reproduce
 
+    times = ("sc21_table1", "table5", "sc21_table2", "h100_dense", "h100_experts")
+    names = {
+        "iteration_times": ("errors", "fits", "not_fitted", "layer", *times),
+        "sc21": ("sc21_table1", "sc21_table2", "sc21_ranking", "sc21_sizes"),
+    }
+
     def tables(name: str) -> Any:
-        study = reproduce(name)
-        return {"not_reproducible": len(study.not_reproducible)} | {
-            f"table{number}/row{n}": row
-            for number, table in enumerate(study.tables)
-            for n, row in enumerate(table.rows)
+        study = reproduce("iteration_times" if name == "sc21" else name)
+        every = [table for table in study.tables if table != "summary"]
+        return {"not_reproducible": len(study.data["not_reproducible"])} | {
+            f"table{number}/row{n}": list(row.values())
+            for number, table in enumerate(names.get(name, every))
+            for n, row in enumerate(study.rows(table))
         }
 
     for name in INPUTS["studies"]:

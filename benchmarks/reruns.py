@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
 
 ITERATIONS = 300
 """Recorded iterations of a capture."""
@@ -283,7 +283,7 @@ def workload(setting: Setting, seed: int, data_seed: int | None) -> Workload:
             balance=setting.balance,
             options=setting.options,
         ),
-        layout=Parallelism(dp=setting.ranks, ep=setting.ep),
+        layout=Layout(dp=setting.ranks, ep=setting.ep),
         training=Training(
             iterations=ITERATIONS if setting.period == "whole" else 2 * ITERATIONS,
             micro_batch=setting.micro_batch,

@@ -25,13 +25,13 @@ from scipy.stats import quantile_test
 
 from moetraffic import Recorder
 from moetraffic.models import connect, train
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
 
 RANKS, STEPS, FIRST = 2, 60, 4
 WORK = Workload(
     model=ModelShape(layers=4, hidden=128, experts=8, moe_every=2),
     gating=Gating(router="topk", k=2, dispatch="dropless"),
-    layout=Parallelism(dp=RANKS, ep=RANKS),
+    layout=Layout(dp=RANKS, ep=RANKS),
     training=Training(iterations=STEPS, corpus="random"),
 )
 

@@ -15,14 +15,14 @@ from page import save
 
 from moetraffic.capture import VirtualRecorder
 from moetraffic.models.virtual_training import VirtualTraining
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
 
 WORK = Workload(
     model=ModelShape(
         layers=8, hidden=64, heads=4, sequence=64, moe_every=1, experts=64
     ),
     gating=Gating(router="topk", k=2),
-    layout=Parallelism(dp=64, ep=64),
+    layout=Layout(dp=64, ep=64),
     training=Training(micro_batch=1, virtual=True),
 )
 

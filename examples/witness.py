@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from moetraffic.patterns.workloads import text
+from moetraffic.workload import text
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
 SEQUENCE = 32

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ROUTERS
-from moetraffic.patterns.workloads.router_spec import OptionValue, Setup
+from moetraffic.workload.routing import OptionValue, Setup
 
 from .capacity import limit
 from .losses import load_balancing_loss, router_z_loss
@@ -31,7 +31,7 @@ def check_options(
     spec = ROUTERS[router]
     given = {name: value for name, value in options.items() if value is not None}
     setup = Setup(options=options, k=k, experts=experts, tokens=experts, virtual=False)
-    for rule, _ in spec.broken_options(given) or spec.rule(setup):
+    for rule, _ in spec.broken_options(given) or spec.broken_rules(setup):
         raise LayoutError(f"{rule}: change one of these")
 
 

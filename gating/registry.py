@@ -23,7 +23,7 @@ from torch import nn
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ROUTERS as SPECS
 from moetraffic.patterns import Gating
-from moetraffic.patterns.workloads.routers import ENTRY_POINTS, known_routers
+from moetraffic.workload.routing import ENTRY_POINTS, known_routers
 
 from .deepseek import DeepSeekRouter
 from .expert_choice import ExpertChoiceRouter

@@ -35,7 +35,7 @@ from moetraffic.errors import MoetrafficError
 from moetraffic.launch import RankEnvironment, current_rank, heartbeat, rendezvous
 from moetraffic.launch.machine_resources import own_gpu
 from moetraffic.models.parallelism.groups import ParallelGroups, connect
-from moetraffic.patterns import Parallelism, Workload
+from moetraffic.patterns import Layout, Workload
 
 from .train import train
 from .virtual_training import train_virtually
@@ -135,7 +135,7 @@ def _workload(rank_env: RankEnvironment | None) -> Workload:
     if text:
         return Workload.from_json(text)
     ranks = 1 if rank_env is None else rank_env.world
-    return Workload(layout=Parallelism(dp=ranks, ep=ranks))
+    return Workload(layout=Layout(dp=ranks, ep=ranks))
 
 
 def _run(workload: Workload, stop: StopSignal) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moetraffic.patterns import ModelShape, Training
-from moetraffic.patterns.workloads import text as texts
+from moetraffic.workload import text as texts
 
 from .gpt import IGNORED
 from .random_streams import Stream, generator

@@ -16,7 +16,7 @@ from moetraffic.models.layers.lossy_network import LossyNetwork
 from moetraffic.models.layers.moe import Shards
 from moetraffic.models.parallelism.gradients import ReplicatedUpdate
 from moetraffic.models.parallelism.groups import connect
-from moetraffic.patterns import Parallelism, Workload
+from moetraffic.patterns import Layout, Workload
 
 from .corpus import Corpus
 from .gpt import IGNORED, cross_entropy
@@ -55,7 +55,7 @@ class VirtualTraining(TrainingLoop[list[float]]):
     updates: ReplicatedUpdate
 
     def __init__(self, workload: Workload, corpus: Corpus | None = None) -> None:
-        super().__init__(workload, connect(Parallelism()), corpus)
+        super().__init__(workload, connect(Layout()), corpus)
         self.ranks = workload.layout.world
         groups = workload.layout.groups("ep")
         member = {r: at for group in groups for at, r in enumerate(group)}

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from moetraffic.interop.anonymization import anonymize
     from moetraffic.interop.export import export_trace
     from moetraffic.launch.training import capture_run
-    from moetraffic.patterns.time_model import estimate
+    from moetraffic.timemodel import estimate
     from moetraffic.policies.circuits.run_schedule import circuits
     from moetraffic.policies.evaluation import evaluate
     from moetraffic.replay import replay_trace
@@ -95,7 +95,7 @@ _MODULES = {
     "capture_run": "moetraffic.launch.training",
     "circuits": "moetraffic.policies.circuits.run_schedule",
     "compare": "moetraffic.analysis",
-    "estimate": "moetraffic.patterns.time_model",
+    "estimate": "moetraffic.timemodel",
     "evaluate": "moetraffic.policies.evaluation",
     "export_trace": "moetraffic.interop.export",
     "generate_trace": "moetraffic.generate",

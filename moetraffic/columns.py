@@ -590,6 +590,165 @@ COLUMNS: dict[str, Column] = {
     ),
     "field": Column("field", "", "", "str", "field of a trace's metadata"),
     "recorded": Column("recorded", "", "", "str", "what the trace records of it"),
+    # ---- patterns, estimates, studies ------------------------------------------------
+    "traffic": Column(
+        "traffic",
+        "",
+        "",
+        "str",
+        "kind of traffic: TP, PP, DP, EP, CP, EmbTableSync or control",
+    ),
+    "bytes_per_rank": Column(
+        "bytes a rank",
+        "bytes",
+        "bytes",
+        "float64",
+        "sent by a rank that sends most of its kind",
+    ),
+    "time": Column("time", "s", "s", "float64", "time in an iteration, or of a call"),
+    "byte_share": Column(
+        "share", ".1%", "share", "float64", "of all bytes between ranks"
+    ),
+    "pass": Column(
+        "pass", "", "", "str", "forward, backward, recompute or after backward"
+    ),
+    "stages": Column("stages", "", "", "str", "pipeline stages that make the calls"),
+    "payload": Column(
+        "payload", "bytes", "bytes", "int64", "input bytes of a group member"
+    ),
+    "payload_per_rank": Column(
+        "payload a rank",
+        "bytes",
+        "bytes",
+        "int64",
+        "of all these calls of an iteration",
+    ),
+    "exact": Column(
+        "exact", "", "", "bool", "whether the size follows from the configuration alone"
+    ),
+    "mean_rank_bytes": Column(
+        "mean rank",
+        "bytes",
+        "bytes",
+        "float64",
+        "sent by the mean rank of the busiest stage",
+    ),
+    "busiest_rank_bytes": Column(
+        "busiest rank",
+        "bytes",
+        "bytes",
+        "int64",
+        "sent or received by the busiest rank",
+    ),
+    "largest_pair_bytes": Column(
+        "largest pair", "bytes", "bytes", "int64", "sent by one rank to another"
+    ),
+    "from_rank": Column("from", "d", "", "int64", "rank that sends"),
+    "to_rank": Column("to", "d", "", "int64", "rank that receives"),
+    "term": Column("term", "", "", "str", "term of the iteration time"),
+    "time_share": Column("share", ".1%", "share", "float64", "of the iteration time"),
+    "rate": Column(
+        "rate", "GB/s", "bytes/s", "float64", "bytes sent or waited for over their time"
+    ),
+    "hidden_time": Column(
+        "hidden", "s", "s", "float64", "part of the time behind compute"
+    ),
+    "measured": Column("measured", "s", "s", "float64", "of the captured run, median"),
+    "of_captured": Column(
+        "of this run", "s", "s", "float64", "by the model, of the captured run itself"
+    ),
+    "memory_of": Column(
+        "memory of", "", "", "str", "part of the memory that a GPU needs"
+    ),
+    "hidden_behind": Column(
+        "behind", "", "", "str", "compute behind which traffic is hidden"
+    ),
+    "input": Column("input", "", "", "str", "input of the time model"),
+    "elasticity": Column(
+        "change", "+.3f", "%", "float64", "of the iteration time for 1% of the input"
+    ),
+    "convention": Column("convention", "", "", "str", "how a term is counted"),
+    "change": Column("change", "+.1%", "share", "float64", "of the iteration time"),
+    "iteration_time": Column("T_iter", "s", "s", "float64", "time of an iteration"),
+    "tokens_per_s": Column("tokens/s", ",.0f", "1/s", "float64", "of all ranks"),
+    "comm_share": Column(
+        "comm.", ".1%", "share", "float64", "exposed communication over T_iter"
+    ),
+    "bubble_share": Column(
+        "bubble", ".1%", "share", "float64", "pipeline bubble over T_iter"
+    ),
+    "memory_needed": Column("memory", "bytes", "bytes", "float64", "that a GPU needs"),
+    "zero_stage": Column("ZeRO", "d", "", "int64", "ZeRO stage, 0 to 3"),
+    "fits": Column("fits", "", "", "bool", "whether it fits into the memory of a GPU"),
+    "speedup": Column(
+        "speedup", ".3g", "", "float64", "over the first row, or the captured run"
+    ),
+    "efficiency": Column(
+        "efficiency",
+        ".1%",
+        "share",
+        "float64",
+        "speedup over the growth of the number of GPUs",
+    ),
+    "gpus": Column("GPUs", "d", "", "int64", "number of GPUs, or ranks"),
+    "network_efficiency": Column(
+        "network",
+        ".3g",
+        "",
+        "float64",
+        "efficiency of the network over the captured one",
+    ),
+    "throughput": Column(
+        "throughput", ".3g", "", "float64", "over that of the captured run"
+    ),
+    "model": Column("model", "", "", "str", "name of the model"),
+    "parameters": Column("parameters", "d", "", "int64", "number of parameters"),
+    "active_parameters": Column(
+        "active", "d", "", "int64", "parameters that a token passes through"
+    ),
+    "parameters_of": Column("parameters of", "", "", "str", "part of the model"),
+    "fact": Column("value", "", "", "str", "value of a field, as text"),
+    "origin": Column("source", "", "", "str", "publication that a model is from"),
+    "published": Column("published", ".4g", "", "float64", "value of the publication"),
+    "ours": Column("computed", ".4g", "", "float64", "recomputed value"),
+    "error": Column(
+        "error", "+.1%", "share", "float64", "recomputed over published value, less 1"
+    ),
+    "table": Column("table", "", "", "str", "name of a table"),
+    "rows": Column("rows", "d", "", "int64", "rows of a table"),
+    "published_values": Column(
+        "values", "d", "", "int64", "published values that are compared"
+    ),
+    "median_error": Column(
+        "median error", ".1%", "share", "float64", "median of absolute errors"
+    ),
+    "largest_error": Column(
+        "largest error", ".1%", "share", "float64", "largest absolute error"
+    ),
+    "mean_error": Column(
+        "mean error", ".1%", "share", "float64", "mean of absolute errors"
+    ),
+    "equal": Column(
+        "equal", "d", "", "int64", "rows that are equal to the published ones"
+    ),
+    "same": Column("same", "", "", "bool", "whether computed and published are equal"),
+    "share_lost": Column(
+        "lost", ".3%", "share", "float64", "share of the bytes that is lost"
+    ),
+    "increase": Column(
+        "loss increase",
+        "+.4f",
+        "nats per token",
+        "float64",
+        "of the training loss, mean over seeds",
+    ),
+    "tolerated": Column(
+        "tolerated",
+        "",
+        "",
+        "bool",
+        "whether it is below the standard deviation over seeds",
+    ),
 }
 
 

@@ -300,6 +300,6 @@ class Request:
 
             load_fabric(self.topology, ranks, capacity=self.capacity)
         if self.bandwidth is not None:
-            from moetraffic.patterns.bandwidth.measurements import read_table
+            from moetraffic.patterns.bandwidth import read_table
 
             read_table(self.bandwidth)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moetraffic.models.random_streams import Stream, generator
-from moetraffic.patterns.workloads.dropping import Dropping
+from moetraffic.workload.training import Dropping
 
 BACKWARD = "_grad"
 

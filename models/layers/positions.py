@@ -7,7 +7,7 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from moetraffic.patterns.shape import RELATIVE_BUCKETS
+from moetraffic.workload.model import RELATIVE_BUCKETS
 
 FARTHEST = 128
 """Distances from here on share T5's last bucket."""

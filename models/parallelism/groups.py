@@ -10,8 +10,8 @@ from typing import cast
 import torch.distributed as dist
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import Parallelism
-from moetraffic.patterns.layouts.schedules import chunk_layers
+from moetraffic.patterns import Layout
+from moetraffic.patterns.schedules import chunk_layers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,7 +21,7 @@ class ParallelGroups:
     Without ``torch.distributed`` all groups are None and the world is this process.
     """
 
-    layout: Parallelism
+    layout: Layout
     rank: int  # in the world
     dp_rank: int  # among the data-parallel replicas: decides the data
     stage: int = 0  # of the pipeline
@@ -51,7 +51,7 @@ class ParallelGroups:
         return tuple(expert // local for expert in range(experts))
 
 
-def connect(layout: Parallelism, *, timeout: timedelta | None = None) -> ParallelGroups:
+def connect(layout: Layout, *, timeout: timedelta | None = None) -> ParallelGroups:
     """Create the layout's process groups; every rank must call this.
 
     The layout's world is the number of ranks; ``timeout`` is for collectives of the new

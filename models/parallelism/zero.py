@@ -15,7 +15,7 @@ Rajbhandari et al., "ZeRO", arXiv 1910.02054, sections 5 and 7.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -162,7 +162,8 @@ class ShardedParameters(ParameterUpdate):
         alone = list(shares.experts) if layout.edp == 1 else []
         if layout.edp > 1:
             for module in experts:
-                _shard(module, groups.edp, methods=("batched", "ragged"))
+                methods = ("batched", "ragged")
+                _shard(module, groups.edp, methods=methods, cut=_cut(layout.edp))
         if layout.dp > 1:
             for block in model.blocks.values():
                 _shard(block, groups.dp, besides=alone)
@@ -198,14 +199,28 @@ def _owner(
         )
 
 
+def _cut(copies: int) -> Callable[[nn.Parameter], Any]:
+    """Where experts are cut: along their second axis where they are fewer than their
+    copies, so that nothing is padded.
+    """
+    from torch.distributed.tensor import Shard
+
+    def second(p: nn.Parameter) -> Any:
+        fewer = copies > p.shape[0] and p.shape[1] % copies == 0
+        return Shard(1) if fewer else None
+
+    return second
+
+
 def _shard(
     module: nn.Module,
     group: dist.ProcessGroup | None,
     *,
     besides: Sequence[nn.Parameter] = (),
     methods: Sequence[str] = (),
+    cut: Callable[[nn.Parameter], Any] | None = None,
 ) -> None:
-    """Shard a module's remaining parameters except ``besides``."""
+    """Shard a module's remaining parameters except ``besides``; ``cut``: the axis."""
     try:
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -217,6 +232,7 @@ def _shard(
     device = next(module.parameters()).device.type
     mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", group), device)
     more: dict[str, Any] = {"ignored_params": set(besides)} if besides else {}
+    more |= {"shard_placement_fn": cut} if cut else {}
     fully_shard(module, mesh=mesh, reshard_after_forward=True, **more)
     for method in methods:  # where forward() is called another name
         register_fsdp_forward_method(module, method)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from moetraffic import __version__
 from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.pattern import Call, Pattern
-from moetraffic.patterns.traffic import exchange_matrix
+from moetraffic.patterns.calls import Call, Pattern
+from moetraffic.patterns.matrices import exchange_matrix
 from moetraffic.trace import (
     ALL_TO_ALL,
     Group,
@@ -88,7 +88,7 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
         ),
         panels=panels,
         steps=Steps.of_training(
-            np.arange(iterations), pattern.grid.world, tokens=tokens
+            np.arange(iterations), pattern.layout.world, tokens=tokens
         ),
         placements=_placements(pattern, groups),
     )
@@ -136,10 +136,10 @@ def _sites(pattern: Pattern) -> tuple[list[Group], list[tuple[Site, Int64]], Int
     ranks_of = {
         (rank, kind): ranks
         for kind in pattern.kinds
-        for ranks in pattern.grid.groups(kind)
+        for ranks in pattern.layout.groups(kind)
         for rank in ranks
     }
-    for rank in range(pattern.grid.world):
+    for rank in range(pattern.layout.world):
         order: list[int] = []
         slots: Counter[tuple[int, Call]] = Counter()
         collectives: Counter[int] = Counter()
@@ -173,7 +173,7 @@ def _sites(pattern: Pattern) -> tuple[list[Group], list[tuple[Site, Int64]], Int
 
 
 def _meta(pattern: Pattern) -> Meta:
-    grid = pattern.grid
+    grid = pattern.layout
     about: dict[str, Any] = dict(pattern.about)
     inexact = any(not e.call.exact for p in pattern.programs for e in p)
     return Meta(

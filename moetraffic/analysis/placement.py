@@ -7,8 +7,8 @@ from pathlib import Path
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import Parallelism
-from moetraffic.patterns.layouts.placement import place as place_experts
+from moetraffic.patterns import Layout
+from moetraffic.patterns.placement import place as place_experts
 from moetraffic.trace import Trace
 from moetraffic.trace.what_if.relocate import Relocation, relocate
 
@@ -36,7 +36,7 @@ def place(
     ranks
         Number of ranks, a divisor of the trace's; shards of neighbors are joined.
     placement
-        A name of :data:`moetraffic.patterns.layouts.placement.PLACEMENTS`.
+        A name of :data:`moetraffic.patterns.placement.PLACEMENTS`.
     replicas
         Further replicas, assigned to the experts with the largest load per replica.
     every
@@ -72,7 +72,7 @@ def place(
             f"expert-parallel groups are of equal size, but {world} ranks do not "
             f"split into groups of {width}: give --ep a divisor of {world}"
         )
-    layout = Parallelism(dp=world, ep=width, order=order or Parallelism().order)
+    layout = Layout(dp=world, ep=width, order=order or Layout().order)
     return relocate(
         trace,
         Relocation(

@@ -29,9 +29,9 @@ app = typer.Typer(
 ROOMS = {
     "recording": ("demo", "capture", "run", "watch", "merge", "build", "doctor"),
     "traces": ("info", "import", "export", "anonymize", "generate", "validate"),
-    "analysis": ("analyze", "compare", "plot", "report", "tolerance"),
+    "analysis": ("analyze", "compare", "plot", "report"),
     "networks": ("replay", "bench", "fabric", "schedule", "evaluate", "place"),
-    "modeling": ("models", "pattern", "estimate", "bandwidth", "reproduce"),
+    "modeling": ("models", "pattern", "estimate"),
 }
 """Verbs in the order of the help, by the folder of their modules; each is a function in
 a module of its name."""

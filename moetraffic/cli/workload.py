@@ -16,14 +16,14 @@ from moetraffic.patterns import (
     ROUTERS,
     Gating,
     ModelShape,
-    Parallelism,
+    Layout,
     Training,
     Workload,
     preset,
     scaled,
 )
-from moetraffic.patterns.workloads.router_spec import OptionValue
-from moetraffic.patterns.workloads.routers import BALANCE_SCOPES
+from moetraffic.workload.routing import OptionValue
+from moetraffic.workload.routing import BALANCE_SCOPES
 from moetraffic.report.console.options import (
     Setting,
     field_options,
@@ -101,8 +101,8 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
         optional=True,
     ),
     "layout": field_options(
-        Parallelism,
-        "Parallelism",
+        Layout,
+        "Layout",
         {
             "dp": Setting(
                 "Number of data-parallel replicas.", shown="ranks / (tp pp cp)"
@@ -227,7 +227,7 @@ def _base(model: str) -> dict[str, Any]:
     return {
         "model": found.model,
         "gating": found.gating,
-        "layout": Parallelism(),
+        "layout": Layout(),
         "training": replace(default.training, micro_batch=found.micro_batch),
     }
 
@@ -268,7 +268,7 @@ def _whole(ranks: int, layout: Mapping[str, Any]) -> dict[str, Any]:
     """Complete the layout: dp from the number of ranks, and ep equal to dp."""
     sizes = {axis: layout.get(axis, 1) for axis in ("dp", "tp", "pp", "cp")}
     if min(sizes.values()) < 1:
-        return dict(layout)  # refused by Parallelism, which says which one
+        return dict(layout)  # refused by Layout, which says which one
     if "dp" not in layout:
         sizes["dp"] = max(1, ranks // (sizes["tp"] * sizes["pp"] * sizes["cp"]))
     if prod(sizes.values()) != ranks:

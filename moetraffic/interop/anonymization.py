@@ -16,23 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.patterns import PRESETS, Workload
-from moetraffic.patterns.layouts.parallelism import Parallelism
-from moetraffic.patterns.shape import (
+from moetraffic.patterns.layout import Layout
+from moetraffic.trace import DIRECTIONS, PHASES, Trace
+from moetraffic.trace.model import OPERATIONS, Meta, Site
+from moetraffic.workload.model import (
     ACTIVATIONS,
     NORM_PLACES,
     NORMS,
     POSITIONS,
     ModelShape,
 )
-from moetraffic.patterns.workloads.dropping import PATTERNS, SITES, Dropping
-from moetraffic.patterns.workloads.router_spec import DISPATCH_FORMS
-from moetraffic.patterns.workloads.router_table import ROUTERS
-from moetraffic.patterns.workloads.routers import BALANCE_SCOPES, Gating
-from moetraffic.patterns.workloads.training import DEVICES, Training
-from moetraffic.trace import DIRECTIONS, PHASES, Trace
-from moetraffic.trace.model import OPERATIONS, Meta, Site
+from moetraffic.workload.routing import BALANCE_SCOPES, DISPATCH_FORMS, ROUTERS, Gating
+from moetraffic.workload.training import DEVICES, PATTERNS, SITES, Dropping, Training
 
-PARTS = (Workload, ModelShape, Gating, Parallelism, Training, Dropping)
+PARTS = (Workload, ModelShape, Gating, Layout, Training, Dropping)
 KINDS = frozenset(
     {
         *("ep", "edp", "etp", "dp", "tp", "pp", "cp", "sp", "world", "other"),

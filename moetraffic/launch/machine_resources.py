@@ -8,8 +8,8 @@ from pathlib import Path
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Workload
-from moetraffic.patterns.workloads.footprint import least_bytes
-from moetraffic.patterns.workloads.text import check as check_text
+from moetraffic.patterns.workload import least_bytes
+from moetraffic.workload.text import check as check_text
 
 MOST_RANKS = 4096
 """Largest number of ranks on one host; more are taken for a typing error."""

@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-from .layouts.parallelism import Parallelism
-from .megatron import megatron_pattern
-from .parameters import ParameterCount, parameter_count
-from .pattern import Call, Pattern
-from .presets import PRESETS, Preset, preset, scaled
-from .shape import ModelShape
-from .traffic import traffic_matrices, traffic_matrix
-from .workload_pattern import workload_pattern
-from .workloads.dropping import Dropping
-from .workloads.router_table import ROUTERS
-from .workloads.routers import Gating
-from .workloads.training import Training
-from .workloads.workload import Workload
+from moetraffic.workload import (
+    PRESETS,
+    ROUTERS,
+    Dropping,
+    Gating,
+    ModelShape,
+    ParameterCount,
+    Preset,
+    Training,
+    parameter_count,
+    preset,
+    scaled,
+)
+
+from .bandwidth import BandwidthTable
+from .calls import (
+    Call,
+    Pattern,
+    megatron_pattern,
+    trained_pattern,
+    workload_pattern,
+)
+from .collectives import collective_matrix
+from .layout import Layout, grid
+from .matrices import traffic_matrices, traffic_matrix
+from .workload import Workload
 
 __all__ = [
     "PRESETS",
     "ROUTERS",
+    "BandwidthTable",
     "Call",
     "Dropping",
     "Gating",
+    "Layout",
     "ModelShape",
-    "Parallelism",
     "ParameterCount",
     "Pattern",
     "Preset",
     "Training",
     "Workload",
+    "collective_matrix",
+    "grid",
     "megatron_pattern",
     "parameter_count",
     "preset",
     "scaled",
     "traffic_matrices",
     "traffic_matrix",
+    "trained_pattern",
     "workload_pattern",
 ]

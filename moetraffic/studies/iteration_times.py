@@ -1,9 +1,15 @@
-"""Published iteration times beside the time model.
+"""Published iteration times beside the time model, and SC'21's tables 1 and 2.
 
 Two shares of an A100 are fitted to the even rows of table 1 of SC'21, the host's time a
 kernel to the models with experts on H100; everything else is from data sheets, from the
 tables' own layouts, or a named fact about the software.  For each table the error of a
 fit of all three to all *other* A100 tables stands beside it.
+
+References
+----------
+D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
+Using Megatron-LM", SC'21, arXiv 2104.04473: tables 1 and 2, equations 2 and 3, section
+5.  ``moetraffic/data`` names the sources of the other tables.
 """
 
 from __future__ import annotations
@@ -13,13 +19,28 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from moetraffic.arrays import Float64
-from moetraffic.patterns.time_model import A100, H100, Gpu
-from moetraffic.tables import Table
+from moetraffic.result import Result
+from moetraffic.timemodel import (
+    A100,
+    H100,
+    MODEL_ERROR,
+    Gpu,
+    estimate,
+    operations,
+)
 
-from .measured_times import TABLES, UNSEEN, Measured, korthikanti_table4
-from .study import Study, compared, rounded
+from .published_times import (
+    TABLES,
+    UNSEEN,
+    Measured,
+    korthikanti_table4,
+    rows_of,
+    sc21_table1,
+)
+from .study import Rows, compared, recomputed, rounded, table
 
 SHARES: Mapping[str, tuple[float, float]] = {
     "matmul_share": (0.7, 1.0),
@@ -34,23 +55,11 @@ def fit_gpu(
     gpu: Gpu = A100,
     names: Mapping[str, tuple[float, float]] = SHARES,
 ) -> Gpu:
-    """Fit a GPU to measured times.
+    """Fit fields of a GPU to measured times by least mean squared relative errors.
 
-    Parameters
-    ----------
-    tables
-        Of this GPU; each table has the same weight, whatever its number of rows.
-    gpu
-        Data sheet.
-    names
-        What is fitted: :data:`SHARES`, :data:`HOST` or both.
-
-    Returns
-    -------
-    Gpu
-        With the values of least mean squared relative error.
+    Each table has the same weight, whatever its number of rows; ``names`` is
+    :data:`SHARES`, :data:`HOST` or both.
     """
-    from scipy.optimize import least_squares  # a second: not every verb needs it
 
     def of(values: Float64) -> Gpu:
         units = zip(names.items(), values, strict=True)
@@ -58,134 +67,166 @@ def fit_gpu(
         return replace(gpu, **new)
 
     def residuals(values: Float64) -> Float64:
-        parts = [table.errors(of(values)) for table in tables]
+        parts = [measured.errors(of(values)) for measured in tables]
         return np.concatenate([part / np.sqrt(len(part)) for part in parts])
 
     start = [first for first, _ in names.values()]
     return of(least_squares(residuals, start, bounds=(0.01, 1.0)).x)
 
 
-def reproduce() -> Study:
+def reproduce() -> Result:
     """Compare published iteration times with estimates."""
-    measured = [table() for table in TABLES]
-    mine = [each for each in measured if each.gpu.name == "A100"]
-    even = fit_gpu([measured[0].part(slice(1, None, 2))])
+    measured = [make() for make in TABLES]
+    a100 = [m for m in measured if m.gpu.name == "A100"]
+    even = fit_gpu([sc21_table1(slice(1, None, 2))])
     experts = fit_gpu(measured[-1:], H100, HOST)
     single = fit_gpu(measured[3:4], names=HOST)
-    rows, fits = [], []
-    for each in measured:
-        error = np.abs(each.errors())
-        others = [one for one in mine if one is not each]
-        fit = fit_gpu(others, names={**SHARES, **HOST})
-        fitted = {name: getattr(fit, name) for name in (*SHARES, *HOST)}
-        away = replace(each.gpu, **fitted)
-        left = np.abs(each.errors(away))
-        used = np.mean([np.median(one.utilization) for one in others])
-        plain = np.abs(each.utilization / used - 1)
-        rows.append(
-            (
-                each.name,
-                len(error),
-                *rounded((error.mean(), np.median(error), error.max()), 3),
-                *rounded((left.mean(), left.max()), 3),
-                *rounded((plain.mean(), plain.max()), 3),
-            )
-        )
-        host = fit.dispatch_s * 1e6
-        shares = rounded((fit.matmul_share, fit.memory_share), 3)
-        fits.append((each.name, *shares, *rounded((host,), 1)))
-    return Study(
-        name="iteration_times",
-        title="Published iteration times and the time model",
-        source="the CSV files in moetraffic/data name the source of each table",
-        tables=(
-            Table(
-                title="Relative errors of estimated iteration times",
-                columns=(
-                    *("table", "rows", "mean", "median", "worst"),
-                    *("mean, fitted to the others", "worst, fitted to the others"),
-                    *("mean, constant utilization", "worst, constant utilization"),
-                ),
-                rows=rows,
+    errors, fits = _errors(measured, a100)
+    shown = (m for m in measured if len(m.labels) < 20)
+    layer = (
+        (name, *compared(float(time), ours, 1, 3))
+        for name, time, ours in zip(*korthikanti_table4(), strict=True)
+    )
+    return recomputed(
+        "iteration_times",
+        "published iteration times and the time model; moetraffic/data has the sources",
+        {
+            "errors": (
+                "of the model; left out: constants fitted to the other A100 tables; "
+                "constant: FLOP over the peak and those tables' mean utilization. Even "
+                f"rows of SC'21, table 1: {even.matmul_share:.3f} of the peak in "
+                f"matrix products, {even.memory_share:.3f} of the memory's rate; used: "
+                f"{A100.matmul_share:.3f} and {A100.memory_share:.3f}",
+                errors,
             ),
-            Table(
-                title="Fits to all A100 tables but one",
-                columns=(
-                    *("without", "share of the peak", "share of the memory's rate"),
-                    "host, us a kernel",
-                ),
-                rows=fits,
+            "fits": (
+                f"to all A100 tables but one; used: {A100.dispatch_s * 1e6:.0f} us a "
+                f"kernel, from experts on H100 ({experts.dispatch_s * 1e6:.1f}); "
+                f"vTrain's single node alone gives {single.dispatch_s * 1e6:.1f}",
+                fits,
             ),
-            _unseen([table() for table in UNSEEN], mine),
-            Table(
-                title="Korthikanti et al. 2022, table 4: passes of one layer",
-                columns=("configuration", "published ms", "ours ms", "error"),
-                rows=[
-                    (name, *compared(float(time), ours, 1, 3))
-                    for name, time, ours in zip(*korthikanti_table4(), strict=True)
-                ],
+            "not_fitted": (
+                "tables that were not fitted, but looked at",
+                _unseen([make() for make in UNSEEN], a100),
             ),
-            *(rows_of(each) for each in measured if len(each.labels) < 20),
-        ),
-        not_reproducible=(
+            "layer": (
+                "ms of the passes of one layer: Korthikanti et al. 2022, table 4",
+                table("configuration published ours error", layer),
+            ),
+            **{
+                key: (f"s of an iteration: {m.name}", _times(m))
+                for key, m in zip(SHOWN, shown, strict=True)
+            },
+            "sc21_ranking": (
+                "GPU time of a sequence, ZeRO-3 over PTD; differences below the "
+                f"model's error of {MODEL_ERROR:.0%} are not ranked",
+                _ranking(measured[4]),
+            ),
+            "sc21_sizes": (
+                "10^9 parameters (equation 2), TFLOP/s of a GPU (equation 3), memory "
+                "of the first stage of 80 GB",
+                _sizes(measured[0]),
+            ),
+        },
+        (
             "the time of each term, because the tables have none",
             "what releases of the same software changed, because they are not named: "
             "the same layout of Qwen3-30B-A3B differs by a factor of 2 between two",
-        ),
-        notes=(
-            f"fitted to the even rows of SC'21, table 1: {even.matmul_share:.3f} of "
-            f"the peak in matrix products, {even.memory_share:.3f} of the memory's "
-            f"rate; used: {A100.matmul_share:.3f} and {A100.memory_share:.3f}, for "
-            "H100 too",
-            f"host: {A100.dispatch_s * 1e6:.0f} us a kernel, fitted to models with "
-            f"experts on H100 ({experts.dispatch_s * 1e6:.1f}); vTrain's single-node "
-            f"table alone gives {single.dispatch_s * 1e6:.1f}",
-            "SC'21, table 2: pipelines without virtual stages are assumed",
-            "constant utilization: FLOP over the peak and the mean utilization of the "
-            "other A100 tables",
+            "SC'21's times themselves, because its tables have FLOP/s of a GPU: times "
+            "are F/(n X) with F of equation 3, to the three digits of X",
+            "all of ZeRO-3's time on many GPUs, because SC'21 does not state version "
+            "and settings of DeepSpeed: up to a quarter is missing here",
         ),
     )
 
 
-def _unseen(tables: Sequence[Measured], known: Sequence[Measured]) -> Table:
+SHOWN = ("sc21_table1", "table5", "sc21_table2", "h100_dense", "h100_experts")
+"""Names of the tables that are short enough to be shown row by row."""
+
+
+def _errors(measured: list[Measured], a100: list[Measured]) -> tuple[Rows, Rows]:
+    """Tabulate errors of each table, and the constants fitted without it."""
+    rows, fits = [], []
+    for m in measured:
+        others = [other for other in a100 if other is not m]
+        fit = fit_gpu(others, names={**SHARES, **HOST})
+        fitted = {name: getattr(fit, name) for name in (*SHARES, *HOST)}
+        error, left = np.abs(m.errors()), np.abs(m.errors(replace(m.gpu, **fitted)))
+        used = np.mean([np.median(other.utilization) for other in others])
+        plain = np.abs(m.utilization / used - 1)
+        cells = error.mean(), np.median(error), error.max(), left.mean(), left.max()
+        rows.append(
+            (m.name, len(error), *rounded((*cells, plain.mean(), plain.max()), 3))
+        )
+        shares = rounded((fit.matmul_share, fit.memory_share), 3)
+        fits.append((m.name, *shares, *rounded((fit.dispatch_s * 1e6,), 1)))
+    names = "of rows mean_error median_error largest_error mean_error_left_out"
+    names += " largest_error_left_out mean_error_constant largest_error_constant"
+    return table(names, rows), table("without peak_share memory_share host_us", fits)
+
+
+def _unseen(tables: Sequence[Measured], known: Sequence[Measured]) -> Rows:
     """Tabulate errors of tables that entered no fit, by length of the sequence."""
-    used = np.mean([np.median(one.utilization) for one in known])
+    used = np.mean([np.median(m.utilization) for m in known])
     rows = []
-    for each in tables:
-        tokens = np.broadcast_to(each.config.sizes.sequence, each.times.shape)
+    for m in tables:
+        tokens = np.broadcast_to(m.config.sizes.sequence, m.times.shape)
         for words, some in (
             ("all rows", tokens > 0),
             ("up to 4,096 tokens", tokens <= 4096),
             ("from 8,192 tokens", tokens >= 8192),
         ):
-            error, plain = each.errors()[some], each.utilization[some] / used - 1
-            mean, worst = np.abs(error).mean(), np.abs(error).max()
-            figures = (mean, np.median(np.abs(error)), worst, error.mean())
-            rows.append(
-                (
-                    *(each.name, words, int(some.sum())),
-                    *rounded((*figures, np.abs(plain).mean()), 3),
-                )
-            )
-    return Table(
-        title="Tables that were not fitted, but looked at",
-        columns=(
-            *("table", "sequences", "rows", "mean", "median", "worst"),
-            *("mean with sign", "mean, constant utilization"),
-        ),
-        rows=rows,
-    )
+            error, plain = m.errors()[some], m.utilization[some] / used - 1
+            away = np.abs(error)
+            cells = away.mean(), np.median(away), away.max(), error.mean()
+            cells = rounded((*cells, np.abs(plain).mean()), 3)
+            rows.append((m.name, words, int(some.sum()), *cells))
+    names = "of sequences rows mean_error median_error largest_error mean_with_sign"
+    return table(f"{names} mean_error_constant", rows)
 
 
-def rows_of(each: Measured) -> Table:
+def _times(m: Measured) -> Rows:
     """Tabulate published and estimated times row by row."""
-    error = each.errors()
-    cells = zip(each.labels, each.times, error, strict=True)
-    return Table(
-        title=each.name,
-        columns=("row", "published s", "ours s", "error"),
-        rows=[
+    cells = zip(m.labels, m.times, m.errors(), strict=True)
+    return table(
+        "of published ours error",
+        (
             (name, *rounded((time, time * (1 + off)), 2), *rounded((off,), 3))
             for name, time, off in cells
-        ],
+        ),
     )
+
+
+def _ranking(second: Measured) -> Rows:
+    """Tabulate which of both ways is faster, where the model's error leaves it open."""
+    c = second.config
+    published_s, ours_s = (
+        times * c.world / c.sequences
+        for times in (second.times, second.times * (1 + second.errors()))
+    )
+    half = len(second.labels) // 2  # ZeRO-3's rows, then those of PTD
+    rows = []
+    for zero, ptd in zip(range(half), range(half, 2 * half), strict=True):
+        ratios = [float(of[zero] / of[ptd]) for of in (published_s, ours_s)]
+        faster, ours = ("PTD" if ratio > 1 else "ZeRO-3" for ratio in ratios)
+        if abs(ratios[1] - 1) < MODEL_ERROR:
+            ours = "cannot be ranked"
+        pair = f"{second.labels[zero]}, {second.labels[ptd]}"
+        rows.append((pair, *rounded(ratios, 3), faster, ours))
+    return table("of published ours faster faster_ours", rows)
+
+
+def _sizes(first: Measured) -> Rows:
+    """Tabulate parameters, FLOP and memory of the models, which need no fit."""
+    config, c = first.config, rows_of("megatron_sc21_table1")
+    work = operations(config).all * config.accumulation * config.world
+    flops = work / (first.times * c.gpus) / 1e12
+    needed = estimate(config, first.system()).memory.total / 1e9
+    rows = []
+    for at, row in enumerate(c.itertuples()):
+        size, rate = float(row.params_B), float(row.tflops_per_gpu)
+        counted = compared(size, config.sizes.parameters[at] / 1e9, 2, 4)
+        computed = compared(rate, flops[at], 2, 5)
+        rows.append((f"{size:g}B", *counted, *computed, *rounded((needed[at],), 1)))
+    names = "model published ours error tflops_per_gpu by_equation_3 error_of_flop"
+    return table(f"{names} memory_gb", rows)

@@ -1,39 +1,28 @@
-"""Result of recomputing a published study: tables, and what is not reproducible."""
+"""A recomputed study as a result: its tables, and their errors on the first screen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import SupportsFloat
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, SupportsFloat
 
-from moetraffic.tables import Table
+import numpy as np
+
+from moetraffic.result import Result
+
+Rows = list[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """Recomputed tables of a published study, and what is not reproducible."""
-
-    name: str  # as ``moetraffic reproduce NAME`` has it
-    title: str
-    source: str  # authors, venue, year
-    tables: tuple[Table, ...]
-    not_reproducible: tuple[str, ...]  # what, because of what
-    notes: tuple[str, ...]  # remarks on the tables
+def table(columns: str, rows: Iterable[Sequence[Any]]) -> Rows:
+    """Name the cells of rows by ``columns``, separated by spaces."""
+    names = columns.split()
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def compared(
     published: float | None, ours: SupportsFloat, *digits: int
 ) -> tuple[float | None, float, float | None]:
-    """Return a published value, the recomputed one and its relative error.
-
-    Parameters
-    ----------
-    published
-        None: the study does not have it.
-    ours
-        The recomputed value.
-    digits
-        Decimal digits of the recomputed value and of the error; by default all.
+    """Return a published value (None: there is none), the recomputed one, and its
+    relative error; ``digits`` are decimal digits of the latter two (all if left out).
     """
     value = float(ours)
     error = None if published is None else value / published - 1
@@ -46,3 +35,50 @@ def compared(
 def rounded(values: Iterable[SupportsFloat], digits: int) -> tuple[float, ...]:
     """Round values to a number of decimal digits, for the cells of a row."""
     return tuple(round(float(value), digits) for value in values)
+
+
+def relative_errors(rows: Rows) -> list[float]:
+    """Return the absolute errors of computed values, relative to published ones."""
+    return [
+        abs(
+            row["ours"] / row["published"] - 1 if (e := row.get("error")) is None else e
+        )
+        for row in rows
+        if isinstance(row.get("published"), float | int) and row["published"]
+    ]
+
+
+def recomputed(
+    name: str,
+    source: str,
+    tables: Mapping[str, tuple[str, Rows]],
+    not_reproducible: Sequence[str],
+) -> Result:
+    """Make the result of a study.
+
+    ``tables`` have caption and rows by name: rows with ``published`` and ``ours`` are
+    compared, those with ``same`` counted.  ``not_reproducible`` is what does not follow
+    from the publication, with the reason.
+    """
+    summary: Rows = []
+    for title, (_, rows) in tables.items():
+        errors = relative_errors(rows)
+        line = {
+            "table": title,
+            "rows": len(rows),
+            "published_values": len(errors) or None,
+            "median_error": float(np.median(errors)) if errors else None,
+            "largest_error": max(errors, default=None),
+            "equal": sum(row["same"] for row in rows) if "same" in rows[0] else None,
+        }
+        summary.append(line)
+    return Result(
+        verb="studies",
+        head=f"{name}: {source}",
+        tables={"summary": summary, **{n: rows for n, (_, rows) in tables.items()}},
+        screen=("summary",),
+        captions={n: caption for n, (caption, _) in tables.items()}
+        | {"summary": "errors are relative to published values; tables: --only NAME"},
+        notes=tuple(f"not reproducible: {why}" for why in not_reproducible),
+        data={"study": name, "not_reproducible": list(not_reproducible)},
+    )

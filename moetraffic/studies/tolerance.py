@@ -1,47 +1,59 @@
-"""Loss tolerance: training-loss increase by share of traffic dropped, and p*."""
+"""Loss tolerance: training-loss increase by share of traffic dropped, and p*.
+
+``python -m moetraffic.studies tolerance`` trains small models on virtual ranks, one for
+each share of lost bytes and seed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
 from moetraffic.arrays import Float64
-from moetraffic.errors import AnalysisError
+from moetraffic.cli.output import progress
+from moetraffic.cli.show import AsJson, Force, show
+from moetraffic.cli.workload import WORKLOAD, describe
+from moetraffic.errors import AnalysisError, Interrupted
+from moetraffic.files import validate_outputs, write_text
+from moetraffic.patterns import Dropping
+from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Rule, Series
+from moetraffic.report.console.options import (
+    Plot,
+    Setting,
+    field_options,
+    option,
+    positive_numbers,
+    takes,
+)
+from moetraffic.report.write import json_text
+from moetraffic.result import Result
+from moetraffic.workload.training import PATTERNS, SITES
+
+LOSS = field_options(
+    Dropping,
+    "Loss",
+    {
+        "site": f"Exchange that loses data: {', '.join(SITES)}.",
+        "pattern": f"Loss pattern: {', '.join(PATTERNS)}.",
+        "compensate": Setting("Scale what arrives by 1 / (1 - lost).", "--compensate"),
+        "packet_bytes": "Payload of a packet in bytes.",
+        "burst_packets": "Mean length of a burst of losses, in packets.",
+    },
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Increase:
-    """Increase of the training loss when a share of the traffic is dropped."""
-
-    share: float  # of the bytes, 0 to 1
-    mean: float  # over seeds, nats per token
-    low: float  # confidence interval of the mean
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tolerance:
-    """Loss tolerance, of a sweep over dropped shares and seeds."""
-
-    increases: tuple[Increase, ...]  # in order of the shares, 0 left out
-    sigma: float  # standard deviation of the loss over seeds, nothing dropped
-    p_star: float  # largest tolerated share; 0: none of those tried
-    confidence: float  # of the intervals
-    seeds: int
-
-
-def tolerance(
-    shares: Sequence[float], losses: Float64, *, confidence: float = 0.95
-) -> Tolerance:
+def increases(shares: Sequence[float], losses: Float64, name: str = "") -> Result:
     """Estimate the loss increase at each dropped share and the largest tolerated share.
 
     A seed's runs start from the same parameters and see the same batches, so an
-    increase is the difference to the seed's own run without drops.  Its interval is
+    increase is the difference to the seed's own run without drops.  Its 95% interval is
     Student's, over seeds.  ``p_star`` is the largest share such that its upper bound,
-    and that of all smaller shares, is below ``sigma``.
+    and that of all smaller shares, is below the standard deviation over seeds.
 
     Parameters
     ----------
@@ -52,9 +64,9 @@ def tolerance(
 
     Examples
     --------
-    >>> swept = tolerance([0, 0.01, 0.1], np.array([[2.0, 2.2], [2.0, 2.2], [3, 3.1]]))
-    >>> swept.p_star, round(swept.increases[1].mean, 3)
-    (0.01, 0.95)
+    >>> losses = np.array([[2.0, 2.2], [2.0, 2.2], [3, 3.1]])
+    >>> increases([0, 0.01, 0.1], losses).data["p_star"]
+    0.01
     """
     if not len(shares) or shares[0] != 0 or (np.diff(shares) <= 0).any():
         raise AnalysisError(
@@ -70,18 +82,103 @@ def tolerance(
     sigma = float(losses[0].std(ddof=1))
     paired = losses[1:] - losses[0]
     mean = paired.mean(axis=1)
-    width = float(stdtrit(seeds - 1, 0.5 + confidence / 2)) / np.sqrt(seeds)
-    low, high = (mean + side * width * paired.std(axis=1, ddof=1) for side in (-1, 1))
-    # a loss that is NaN is not tolerated
-    tolerated = int(np.logical_and.accumulate(high < sigma).sum())
-    columns = (shares[1:], mean.tolist(), low.tolist(), high.tolist())
-    return Tolerance(
-        increases=tuple(
-            Increase(share=float(share), mean=m, low=a, high=b)
-            for share, m, a, b in zip(*columns, strict=True)
+    width = stdtrit(seeds - 1, 0.975) / np.sqrt(seeds) * paired.std(axis=1, ddof=1)
+    tolerated = mean + width < sigma  # a loss that is NaN is not tolerated
+    p_star = float(shares[int(np.logical_and.accumulate(tolerated).sum())])
+    star = f"{100 * p_star:g}%" if p_star else "none of those tried"
+    rows = {"share_lost": np.array(shares[1:]), "increase": mean}
+    rows |= {"low": mean - width, "high": mean + width, "tolerated": tolerated}
+    return Result(
+        verb="tolerance",
+        head=f"{name}: training loss on a lossy network, {seeds} seeds",
+        tables={"increases": rows},
+        screen=("increases",),
+        captions={"increases": "nats a token, with 95% intervals"},
+        verdict=(
+            f"The largest tolerated share (p*) is {star}: up to it the interval ends "
+            f"below the standard deviation over seeds, {sigma:.4f}.",
         ),
-        sigma=sigma,
-        p_star=float(shares[tolerated]),
-        confidence=confidence,
-        seeds=seeds,
+        data={"p_star": p_star, "sigma": sigma},
+    )
+
+
+@takes(loss=LOSS, chosen=WORKLOAD)
+def tolerance(
+    output: Path = option(
+        Path("tolerance.json"), "JSON file, also after each training.", "-o", "--output"
+    ),
+    plot: Plot = None,
+    nproc: int | None = option(None, "Number of virtual ranks.", shown="--ep, or 4"),
+    percent: str = option("0.1,0.5,1,2,5,10,20", "Shares of the bytes to drop, in %."),
+    seeds: int = option(3, "Number of trainings for each share.", min=2),
+    workers: int | None = option(
+        None, "Trainings at the same time.", shown="all cores"
+    ),
+    force: Force = False,
+    as_json: AsJson = False,
+    *,
+    loss: dict[str, Any],
+    chosen: dict[str, Any],
+) -> None:
+    """Measure how much the training loss rises when an exchange loses data.
+
+    Example: python -m moetraffic.studies tolerance --site combine --iterations 100
+    """
+    from moetraffic.launch.lossy_training import final_losses
+    from moetraffic.launch.machine_resources import check_workload
+
+    validate_outputs((output, plot), force=force)
+    what = "the shares to drop are percentages above 0 and below 100"
+    dropped = positive_numbers(percent, what, "0.1,1,10", kind=float, below=100)
+    shares = [0.0, *sorted({part / 100 for part in dropped})]
+    base = describe(nproc or chosen["ep"] or 4, {**chosen, "virtual": True})
+    dropping, runs = Dropping(**loss), list[Mapping[str, Any]]()
+    check_workload(base, ranks=base.layout.world)
+    number = len(shares) * seeds
+
+    with progress("trainings", number, quiet=as_json) as tick:
+
+        def keep(done: int, run: Mapping[str, Any]) -> None:
+            runs.append(dict(run))
+            told = Result(verb="tolerance", head="trainings", tables={"runs": runs})
+            write_text(output, json_text([told]) + "\n")
+            tick(done, f"{run['share']:.3%} lost: training loss {run['loss']:.4f}")
+
+        how: dict[str, Any] = {"seeds": seeds, "workers": workers, "on_run": keep}
+        try:
+            losses = final_losses(base, dropping, shares, **how)
+        except KeyboardInterrupt:
+            kept = f"{len(runs)} of {number} trainings are kept in {output}"
+            said = kept if runs else "no training had finished"
+            raise Interrupted(f"interrupted; {said}", signal.SIGINT) from None
+    name = f"{dropping.pattern} lost at {dropping.site}"
+    name += ", compensated" * dropping.compensate
+    found = increases(shares, losses, name)
+    if plot is not None:
+        from moetraffic.report import figures
+
+        figures.save(increase_chart(found), plot)
+    result = Result(**{**vars(found), "tables": {**found.tables, "runs": runs}})
+    show(result, as_json=as_json, output=output, force=True)
+
+
+def increase_chart(found: Result) -> Chart:
+    """Plot the loss increase over the dropped share, with confidence intervals."""
+    frame, sigma = found.frame("increases"), found.data["sigma"]
+    line = Series(
+        x=100 * frame.share_lost,
+        y=frame.increase,
+        name="mean, with interval",
+        marked=True,
+        y_interval=(frame.low, frame.high),
+    )
+    rules = (Rule(y=0, dash="solid"), Rule(y=sigma, color=LINE_COLORS[1], dash="dash"))
+    x = Axis(label="share lost [%]", log=True)
+    y = Axis(label="loss increase [nats per token]")
+    return Chart(
+        title="Increase of the training loss over the share of lost data",
+        source=f"{found.head}. Dashed: standard deviation over seeds, nothing lost",
+        panels=(Panel(x=x, y=y, series=(line,), rules=rules),),
+        height=420,
+        width=700,
     )

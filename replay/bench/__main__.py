@@ -18,7 +18,7 @@ import typer
 from moetraffic.errors import ReplayError
 from moetraffic.files import validate_output
 from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
-from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN
+from moetraffic.patterns.collectives import COLLECTIVES, UNEVEN
 from moetraffic.replay.backends.requirements import validate_device
 from moetraffic.replay.failure import run_to_exit
 from moetraffic.replay.results.console import print_result

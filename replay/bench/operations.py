@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from moetraffic.patterns.bandwidth.collective import UNEVEN
+from moetraffic.patterns.collectives import UNEVEN
 from moetraffic.replay.backends.backend import Backend, Call
 from moetraffic.replay.execution.local_work import Advance, LocalWork
 from moetraffic.replay.plan.program import REDUCTIONS

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import moetraffic
 from moetraffic.launch import RankEnvironment, heartbeat
-from moetraffic.patterns.bandwidth.collective import UNEVEN, uneven_bytes, wire_bytes
+from moetraffic.patterns.collectives import UNEVEN, uneven_bytes, wire_bytes
 from moetraffic.replay.backends.backend import Backend, create
 from moetraffic.replay.execution.control import gathered
 from moetraffic.replay.failure import backend_errors

@@ -16,8 +16,8 @@ import numpy as np
 
 from moetraffic.errors import ReplayError
 from moetraffic.files import write_text
-from moetraffic.patterns.bandwidth.collective import wire_bytes
-from moetraffic.patterns.bandwidth.hockney import HockneyFit, hockney_fit
+from moetraffic.patterns.bandwidth import HockneyFit, hockney_fit
+from moetraffic.patterns.collectives import wire_bytes
 from moetraffic.replay.results.output import to_json
 from moetraffic.tables import Table
 

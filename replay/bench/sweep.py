@@ -18,7 +18,7 @@ import numpy as np
 from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
-from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN, uneven_bytes
+from moetraffic.patterns.collectives import COLLECTIVES, UNEVEN, uneven_bytes
 from moetraffic.replay.local import start_ranks
 from moetraffic.replay.results.output import to_json
 from moetraffic.units import message_size

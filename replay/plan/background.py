@@ -4,7 +4,7 @@ All collectives of one iteration of a model under a parallel layout except exper
 exchanges, which the trace contains: reductions of gradients, of tensor-parallel
 activations, of the tied embedding and of gradient norms, and pipeline messages.  Sizes
 and groups of each call are those of :func:`moetraffic.patterns.megatron_pattern` or
-:func:`moetraffic.patterns.workload_pattern`.
+:func:`moetraffic.patterns.calls`.
 
 Where they are issued, and what waits for them, :mod:`.background_order` decides.
 
@@ -33,7 +33,7 @@ from .program import Plan, Program
 
 if TYPE_CHECKING:
     # importing patterns is slow, and few replays have background traffic
-    from moetraffic.patterns.pattern import Call, Pattern
+    from moetraffic.patterns.calls import Call, Pattern
 
 _EXCHANGES = 0  # index of the stream of expert exchanges
 MAX_PAIRS = 1000
@@ -113,15 +113,15 @@ class BackgroundPattern:
         LayoutError
             If the model is unknown, or the layout does not fit it.
         """
-        from moetraffic.patterns import Parallelism, megatron_pattern, preset
-        from moetraffic.patterns.workload_pattern import trained_pattern
+        from moetraffic.patterns import Layout, megatron_pattern, preset
+        from moetraffic.patterns.calls import trained_pattern
 
         found, given = preset(self.model), self.options
         own = given.get("library") == "moetraffic"
         size: dict[str, Any] = {name: int(given.get(name, 1)) for name in _GRID}
         # tensor-parallel experts need sequence parallelism to hold each token once
         split = bool(found.model.experts) and size["tp"] > 1 and not own
-        plan = Parallelism(
+        plan = Layout(
             **size,
             etp=int(given.get("etp", 0)),
             micro_batch=int(given.get("micro-batch", found.micro_batch)),
@@ -144,11 +144,11 @@ class BackgroundPattern:
             If the layout has a different number of ranks, or no dense traffic.
         """
         pattern = self.pattern()
-        if pattern.grid.world != world:
+        if pattern.layout.world != world:
             sizes = ", ".join(f"{k}={v}" for k, v in self.options.items())
             raise ReplayError(
                 f"dense traffic runs on the replay's {world} ranks, but {sizes} are "
-                f"{pattern.grid.world}: change --background, or --fold or --expand"
+                f"{pattern.layout.world}: change --background, or --fold or --expand"
             )
         return background_traffic(pattern, identity=f"{self.model} {self.layout}")
 
@@ -195,11 +195,11 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
     orders: list[list[int]] = []
     mine: dict[tuple[int, str], tuple[int, ...]] = {}
     for kind in pattern.kinds:
-        for ranks in pattern.grid.groups(kind):
+        for ranks in pattern.layout.groups(kind):
             mine |= {(rank, kind): ranks for rank in ranks}
     slots: dict[tuple[int, Call], int] = {}
     places: dict[int, list[float]] = {}
-    for rank in range(pattern.grid.world):
+    for rank in range(pattern.layout.world):
         order: list[int] = []
         seen: dict[tuple[int, Call], int] = {}
         shares = _shares(pattern, rank)

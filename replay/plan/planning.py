@@ -18,7 +18,7 @@ import numpy as np
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
-from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
+from moetraffic.patterns.collectives import sizes, traffic_bytes
 from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.trace import Trace
 

@@ -146,7 +146,7 @@ class Plan:
 
     ``total_bytes``, ``network_bytes``, ``bottleneck_bytes`` and ``largest_bytes`` of
     an all-to-all are computed from its byte matrix.  For other kinds the matrix is that
-    of the ring algorithm (:func:`moetraffic.patterns.algorithms.collective_matrix`),
+    of the ring algorithm (:func:`moetraffic.patterns.collectives.collective_matrix`),
     whose busiest link carries the bytes from which nccl-tests computes busbw.
     """
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import ReplayError
-from moetraffic.patterns.algorithms import collective_matrix
+from moetraffic.patterns.collectives import collective_matrix
 from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.trace import Trace
 

@@ -25,14 +25,13 @@ import numpy as np
 from moetraffic.analysis.times.completion import completion
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, ReplayError
-from moetraffic.patterns.bandwidth import BandwidthTable
-from moetraffic.patterns.bandwidth.collective import (
+from moetraffic.patterns.bandwidth import BandwidthTable, Hockney
+from moetraffic.patterns.collectives import (
     COLLECTIVES,
     UNEVEN,
     convention,
     wire_bytes,
 )
-from moetraffic.patterns.bandwidth.hockney import Hockney
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.trace import Trace
@@ -191,8 +190,8 @@ def parse_hockney(text: str) -> Hockney:
 def by_hockney(plan: Plan, model: Hockney) -> Estimate:
     """Estimate operation times: alpha steps + (bytes of the busiest link) / beta.
 
-    See :mod:`moetraffic.patterns.bandwidth.hockney` and, for the rounds of a
-    collective on a ring, :mod:`moetraffic.patterns.bandwidth.collective`.
+    See :mod:`moetraffic.patterns.bandwidth` and, for the rounds of a
+    collective on a ring, :mod:`moetraffic.patterns.collectives`.
     """
     took = np.zeros(len(plan))
     width = np.array([len(g) for g in plan.groups], np.float64)[plan.group]

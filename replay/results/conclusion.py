@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.times.completion import completion, wall_times
 from moetraffic.fabric.named import Network
-from moetraffic.patterns.bandwidth.measurements import read_table
+from moetraffic.patterns.bandwidth import read_table
 from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.plan.program import Plan, Timing
 from moetraffic.replay.plan.sizes import operation_matrices

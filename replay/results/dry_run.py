@@ -20,7 +20,7 @@ import numpy as np
 from moetraffic.arrays import Float64
 from moetraffic.errors import ReplayError
 from moetraffic.files import validate_output, write_text
-from moetraffic.patterns.bandwidth.measurements import read_table
+from moetraffic.patterns.bandwidth import read_table
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.report.console.terminal import Paper

@@ -200,7 +200,7 @@ class Replay(ShownAsTables):
     verified: str  # "full", "sample of ...", "none": bytes verified before the timing
     digest: str  # of the plan that all ranks agreed on
     total_bytes: int  # traffic, also that of ranks to themselves; of collectives other
-    # than all-to-alls that of a ring (moetraffic.patterns.bandwidth.moved_bytes)
+    # than all-to-alls that of a ring (moetraffic.patterns.collectives)
     network_bytes: int  # bytes between different ranks
     rank_bytes: tuple[int, ...]  # that each rank sent
     buffer_bytes: int  # send and receive buffer of rank 0

@@ -19,7 +19,7 @@ from moetraffic.analysis.times.projection import collectives
 from moetraffic.analysis.times.traffic import training_iterations, world_matrices
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
-from moetraffic.patterns import Parallelism, Training, Workload
+from moetraffic.patterns import Layout, Training, Workload
 
 
 def test_the_parts_add_up_to_the_whole(captured: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_run_calibrates_the_model_of_itself(captured: Path) -> None:
 
 def test_workloads_are_configurations() -> None:
     work = Workload(
-        layout=Parallelism(dp=4, ep=2, tp=2, pp=2),
+        layout=Layout(dp=4, ep=2, tp=2, pp=2),
         training=Training(micro_batch=3, accumulation=4, recompute=True),
     )
     found = configuration_of(work)

@@ -9,11 +9,11 @@ from moetraffic.analysis.exchange import exchanges
 from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.analysis.times.traffic import world_matrices
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
-from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.traffic import traffic_matrix
-from moetraffic.patterns.workload_pattern import workload_pattern
+from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
+from moetraffic.patterns.calls import megatron_pattern
+from moetraffic.patterns.calls import Pattern
+from moetraffic.patterns.matrices import traffic_matrix
+from moetraffic.patterns.calls import workload_pattern
 from moetraffic.replay import make_plan
 from moetraffic.trace import Trace
 
@@ -21,7 +21,7 @@ SHAPE = ModelShape(layers=4, hidden=32, heads=4, sequence=16, experts=8)
 
 
 def everything() -> Pattern:
-    plan = Parallelism(
+    plan = Layout(
         **{"tp": 2, "cp": 2, "dp": 2, "pp": 2, "ep": 4, "etp": 1},
         micro_batch=2,
         accumulation=4,
@@ -76,7 +76,7 @@ def test_a_trace_is_saved_analyzed_and_replayed(tmp_path: Path) -> None:
         plan = make_plan(trace, dense=False)
         # 4 exchanges, 2 of them once more, of each MoE layer and micro-batch
         calls = [c for c, _ in pattern.program(15) if c.operation == "all_to_all"]
-        groups = {r: g for g in pattern.grid.groups("ep") for r in g}
+        groups = {r: g for g in pattern.layout.groups("ep") for r in g}
         with_experts = len({groups[r] for r in range(8, 16)})
         assert len(plan) == 3 * len(calls) * with_experts
         located = exchanges(trace, [])
@@ -93,7 +93,7 @@ def plan_group(trace: Trace) -> int:
 def test_calls_of_a_place_may_differ_in_size_and_root() -> None:
     work = Workload(
         model=ModelShape(layers=2, hidden=16, heads=2, sequence=8, experts=0),
-        layout=Parallelism(dp=4, zero=2),
+        layout=Layout(dp=4, zero=2),
         training=Training(accumulation=2, micro_batch=1),
     )
     pattern = workload_pattern(work)

@@ -33,7 +33,7 @@ from moetraffic.capture.hook import calls as hook
 from moetraffic.capture.hook import native
 from moetraffic.errors import MoetrafficError
 from moetraffic.models import connect, train
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
 from moetraffic.trace.merge.log_folder import log_folder
 from moetraffic.trace.merge.log_format import log_files, state_file
 
@@ -44,7 +44,7 @@ def work(ranks: int, ep: int, **gating: Any) -> Workload:
     return Workload(
         model=SHAPE,
         gating=Gating(**gating),
-        layout=Parallelism(dp=ranks, ep=ep),
+        layout=Layout(dp=ranks, ep=ep),
         training=Training(iterations=8, micro_batch=2, accumulation=2, seed=3),
     )
 

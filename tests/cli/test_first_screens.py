@@ -31,13 +31,12 @@ COMMANDS = {
     "analyze": "analyze run.h5",
     "analyze-long": "analyze long.h5 --layers 0",
     "anonymize": "anonymize run.h5 -o shared.h5",
-    "bandwidth": "bandwidth",
-    "bandwidth-table": "bandwidth big-red-200 --collective all_reduce --ranks 8 "
-    "--span 2",
     "compare": "compare run.h5 other.h5",
     "estimate": "estimate --model mixtral-8x7b --dp 16 --ep 8 --platform dgx-h100",
     "estimate-best": "estimate --model gpt-3b --best --gpus 16 --platform polaris",
-    "estimate-sweep": "estimate --sweep weak --sizes 1,2,4 --platform polaris",
+    "estimate-lists": "estimate --dp 1,2,4 --zero 0,1 --platform polaris",
+    "estimate-stack": "estimate --model mixtral-8x7b --dp 64 --ep 8 --platform "
+    "dgx-h100 --stack megatron-bridge",
     "evaluate": "evaluate long.h5 --policy rotation,max-weight,packets --layers 0 "
     "--iterations 0:24 --most 8",
     "export": "export",
@@ -48,6 +47,8 @@ COMMANDS = {
     "models": "models",
     "models-one": "models mixtral-8x7b",
     "pattern": "pattern --model mixtral-8x7b --dp 8 --ep 8",
+    "pattern-lists": "pattern --model mixtral-8x7b --dp 8,16 --ep 8 --platform "
+    "dgx-h100",
     "place": "place run.h5 --ep 2 -o placed.h5",
     "replay": "replay run.h5 --dry-run",
     "schedule": "schedule run.h5",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moetraffic.gating import Adaptive, Routing, Seeded, build, capacity
 from moetraffic.patterns import ROUTERS, Gating
-from moetraffic.patterns.workloads.routers import broken_rules
+from moetraffic.workload.routing import broken_rules
 
 FORMS = [(spec.name, form) for spec in ROUTERS.values() for form in spec.dispatch]
 ANY_K = {"expert-choice", "fairscale", "fairscale-top2"}  # copies of a token vary

@@ -21,7 +21,7 @@ from moetraffic.gating import (
 )
 from moetraffic.patterns import ROUTERS as SPECS
 from moetraffic.patterns import Gating, Workload
-from moetraffic.patterns.workloads.routers import known_routers
+from moetraffic.workload.routing import known_routers
 
 
 def gating(name: str) -> Gating:

@@ -9,8 +9,8 @@ import torch
 
 from moetraffic.errors import LayoutError
 from moetraffic.launch import machine_resources
-from moetraffic.patterns import ModelShape, Parallelism, Training, Workload
-from moetraffic.patterns.workloads.footprint import RANK_BYTES, least_bytes
+from moetraffic.patterns import ModelShape, Layout, Training, Workload
+from moetraffic.patterns.workload import RANK_BYTES, least_bytes
 
 
 def test_memory_that_is_surely_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_memory_that_is_surely_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
     wide = Workload(model=ModelShape(hidden=4096, heads=4))
     with pytest.raises(LayoutError, match=r"at least .* GB .* but 0\.5 GB are avail"):
         machine_resources.check_workload(wide, ranks=1)
-    many = Workload(layout=Parallelism(dp=8, ep=8))
+    many = Workload(layout=Layout(dp=8, ep=8))
     with pytest.raises(LayoutError, match="or --nproc"):
         machine_resources.check_workload(many, ranks=8)
     machine_resources.check_workload(many, ranks=1)  # one of eight hosts
@@ -32,7 +32,7 @@ def test_a_virtual_run_needs_the_memory_of_one_process(
 ) -> None:
     one = Workload(
         model=ModelShape(experts=64),
-        layout=Parallelism(dp=64, ep=64),
+        layout=Layout(dp=64, ep=64),
         training=Training(virtual=True),
     )
     needed = least_bytes(one)

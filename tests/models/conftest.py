@@ -16,7 +16,7 @@ import torch
 from moetraffic.capture.annotate import CallContext
 from moetraffic.models import GPT, Corpus, GradientBucket
 from moetraffic.models.parallelism.optimizer import AdamW, learning_rate
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 from moetraffic.trace import Trace
 
 JOBS = Path(__file__).with_name("jobs.py")
@@ -111,7 +111,7 @@ def small() -> Callable[..., Workload]:
         return Workload(
             model=part(SHAPE),
             gating=part(Gating()),
-            layout=Parallelism(**layout),
+            layout=Layout(**layout),
             training=part(TRAINING),
         )
 

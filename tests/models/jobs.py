@@ -22,7 +22,7 @@ from moetraffic.models.corpus import Corpus
 from moetraffic.models.layers.feedforward import FeedForward, LocalExperts
 from moetraffic.models.layers.moe import exchange
 from moetraffic.models.parallelism.gradients import ReplicatedUpdate
-from moetraffic.patterns import Gating, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, Layout, Training, Workload
 
 TEXT = bytes((7 * i * i + i // 3) % 251 for i in range(4000))
 
@@ -256,7 +256,7 @@ def nothing_arrives(rank: int, world: int) -> dict[str, Any]:
     """Split experts for which no token copy came."""
     from moetraffic.models.parallelism import tensor
 
-    groups = connect(Parallelism(tp=world))
+    groups = connect(Layout(tp=world))
     tensor._hand_over(groups)
     experts = LocalExperts(2, 4, 6)
     for p in experts.parameters():
@@ -272,7 +272,7 @@ def biased(rank: int, world: int) -> dict[str, Any]:
     """A feed-forward whose linears have biases, whole and split."""
     from moetraffic.models.parallelism import tensor
 
-    groups = connect(Parallelism(tp=world))
+    groups = connect(Layout(tp=world))
     torch.manual_seed(0)
     module = FeedForward(4, 12)
     module.up, module.down = torch.nn.Linear(4, 12), torch.nn.Linear(12, 4)
@@ -294,7 +294,7 @@ def biased(rank: int, world: int) -> dict[str, Any]:
 
 def norms(rank: int, world: int, layout: dict[str, Any]) -> dict[str, Any]:
     """Gradients set by hand, reduced and clipped."""
-    groups = connect(Parallelism(**layout))
+    groups = connect(Layout(**layout))
     ep, tp = groups.layout.ep, groups.layout.tp
     tp_rank = dist.get_rank(groups.tp) if groups.tp else 0
     dense = torch.nn.Parameter(torch.zeros(2))

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from moetraffic.capture import Recorder
 from moetraffic.models import GPT, Corpus, connect, train
 from moetraffic.patterns import Gating, ModelShape, Workload
-from moetraffic.patterns.layouts.schedules import chunk_layers
+from moetraffic.patterns.schedules import chunk_layers
 
 TEXT = bytes((7 * i * i + i // 3) % 251 for i in range(4000))
 STEPS = 3

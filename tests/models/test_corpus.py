@@ -8,7 +8,7 @@ import torch
 
 from moetraffic.errors import LayoutError
 from moetraffic.models.corpus import Corpus
-from moetraffic.patterns.workloads.text import STANDARD_LIBRARY_BYTES, check, read
+from moetraffic.workload.text import STANDARD_LIBRARY_BYTES, check, read
 
 
 def load(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> torch.Tensor:

@@ -12,7 +12,7 @@ from moetraffic.capture.annotate import NO_CONTEXT
 from moetraffic.errors import LayoutError
 from moetraffic.gating import FairscaleTop2Router, SwitchRouter
 from moetraffic.models.layers.fairscale_moe import FairscaleMixture
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 
 Run = Callable[..., list[Any]]
 RANKS = 2
@@ -24,7 +24,7 @@ def work(router: str) -> str:
             layers=2, hidden=16, heads=2, sequence=16, experts=4, moe_every=1
         ),
         gating=Gating(router=router, dispatch="padded", capacity_factor=1.0),
-        layout=Parallelism(dp=RANKS, ep=RANKS),
+        layout=Layout(dp=RANKS, ep=RANKS),
         training=Training(iterations=3, micro_batch=2, warmup=0),
     ).to_json()
 

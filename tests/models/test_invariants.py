@@ -17,12 +17,12 @@ from moetraffic.gating import build
 from moetraffic.models import MixtureOfExperts
 from moetraffic.models.layers.moe import Shards
 from moetraffic.patterns import ROUTERS, Gating
-from moetraffic.patterns.workloads.routers import broken_rules
 from moetraffic.trace import PHASES, Group, Meta, Steps
 from moetraffic.trace.matrix import contiguous_placement
 from moetraffic.trace.model import TRANSPOSED_PHASES
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
+from moetraffic.workload.routing import broken_rules
 
 Run = Callable[..., list[Any]]
 

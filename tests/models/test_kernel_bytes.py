@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.patterns import ModelShape, Parallelism, Training, Workload
-from moetraffic.patterns.algorithms import gloo
-from moetraffic.patterns.element_types import ELEMENT_BYTES
-from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.traffic import call_matrix, traffic_matrix
-from moetraffic.patterns.workload_pattern import workload_pattern
+from moetraffic.patterns import Layout, ModelShape, Training, Workload
+from moetraffic.patterns.calls import Pattern, workload_pattern
+from moetraffic.patterns.collectives import gloo
+from moetraffic.patterns.layout import ELEMENT_BYTES
+from moetraffic.patterns.matrices import call_matrix, traffic_matrix
 
 Run = Callable[..., list[Any]]
 
@@ -40,7 +39,7 @@ def framing(messages: np.ndarray) -> np.ndarray:
 
 def headers_of(pattern: Pattern) -> np.ndarray:
     """``[R, R]`` bytes of gloo's headers in an iteration."""
-    out = np.zeros((pattern.grid.world, pattern.grid.world), np.int64)
+    out = np.zeros((pattern.layout.world, pattern.layout.world), np.int64)
     for call, groups, times in pattern.calls():
         members = len(groups[0])
         if call.operation == "send_recv":
@@ -142,7 +141,7 @@ def test_a_run_sends_between_ranks_what_was_predicted(
 ) -> None:
     work = replace(
         WIDE,
-        layout=Parallelism(**layout),
+        layout=Layout(**layout),
         gating=replace(WIDE.gating, dispatch="padded"),
         training=replace(WIDE.training, accumulation=max(2, layout.get("pp", 1))),
     )

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.patterns import ModelShape, Parallelism, Training, Workload
-from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.workload_pattern import workload_pattern
+from moetraffic.patterns import Layout, ModelShape, Training, Workload
+from moetraffic.patterns.calls import megatron_pattern, workload_pattern
 from moetraffic.trace import Trace
 
 Run = Callable[..., list[Any]]
@@ -65,7 +64,7 @@ def test_a_wrapped_model_calls_what_was_predicted(
     )
     work = Workload(
         model=SHAPE,
-        layout=Parallelism(dp=world, synchronization=name, **asked),
+        layout=Layout(dp=world, synchronization=name, **asked),
         training=Training(micro_batch=2, clip=0.0),
     )
     pattern = workload_pattern(work)
@@ -97,7 +96,7 @@ def test_an_interleaved_pipeline_has_a_wrap_around(
         micro_batches=micro_batches,
         capture=str(path),
     )
-    plan = Parallelism(
+    plan = Layout(
         pp=stages,
         accumulation=micro_batches,
         virtual=virtual,

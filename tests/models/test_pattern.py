@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from moetraffic.patterns import Workload
-from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.workload_pattern import workload_pattern
+from moetraffic.patterns.calls import Pattern, workload_pattern
 from moetraffic.trace import Trace
 
 Run = Callable[..., list[Any]]

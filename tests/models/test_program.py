@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from moetraffic.launch import heartbeat
-from moetraffic.patterns import ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Layout, ModelShape, Training, Workload
 from moetraffic.trace import Trace
 
 Run = Callable[..., list[Any]]
@@ -33,7 +33,7 @@ def text(tmp_path: Path) -> str:
 def workload(ranks: int, text: str, iterations: int = 3) -> str:
     return Workload(
         model=SHAPE,
-        layout=Parallelism(dp=ranks, ep=ranks),
+        layout=Layout(dp=ranks, ep=ranks),
         training=Training(iterations=iterations, micro_batch=1, corpus=text),
     ).to_json()
 

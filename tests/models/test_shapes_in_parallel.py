@@ -12,8 +12,8 @@ import torch
 
 from moetraffic.patterns import (
     Gating,
+    Layout,
     ModelShape,
-    Parallelism,
     Training,
     Workload,
 )
@@ -53,7 +53,7 @@ def trained(run_ranks: Run, shape: ModelShape, ep: int, **plan: Any) -> list[Any
     work = Workload(
         model=shape,
         gating=Gating(router="switch", k=1),
-        layout=Parallelism(dp=2, ep=ep),
+        layout=Layout(dp=2, ep=ep),
         training=replace(PLAN, **plan),
     )
     return run_ranks("training", 2, workload=work.to_json())

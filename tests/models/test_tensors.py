@@ -9,8 +9,8 @@ import torch
 
 from moetraffic.models import GPT
 from moetraffic.patterns import PRESETS, parameter_count
-from moetraffic.patterns.layouts.schedules import chunk_layers
-from moetraffic.patterns.tensors import model_tensors
+from moetraffic.patterns.schedules import chunk_layers
+from moetraffic.workload.tensors import model_tensors
 
 
 @pytest.mark.parametrize("name", PRESETS)

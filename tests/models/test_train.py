@@ -13,8 +13,8 @@ from moetraffic.models import train
 from moetraffic.models.parallelism.optimizer import AdamW, learning_rate
 from moetraffic.patterns import (
     Gating,
+    Layout,
     ModelShape,
-    Parallelism,
     Training,
     Workload,
 )
@@ -45,7 +45,7 @@ def workload(gating: Gating, ep: int, **training: Any) -> Workload:
     return Workload(
         model=SHAPE,
         gating=gating,
-        layout=Parallelism(dp=RANKS, ep=ep),
+        layout=Layout(dp=RANKS, ep=ep),
         training=replace(TRAINING, **training),
     )
 

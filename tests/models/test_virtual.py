@@ -15,7 +15,7 @@ from moetraffic.capture import VirtualRecorder
 from moetraffic.models import train_virtually, virtual_training
 from moetraffic.models.corpus import Corpus
 from moetraffic.models.virtual_training import VirtualTraining
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 from moetraffic.trace import PHASES, ROUTING, Trace
 from moetraffic.trace.choices import expert_mask
 
@@ -29,18 +29,18 @@ CONSTANT = Corpus(text=torch.zeros(100, dtype=torch.uint8), source="zeros")
 RERUN = "a rerun with other data, 4 ranks"
 CASES = {
     "switch, 4 ranks": (
-        Parallelism(dp=4, ep=4),
+        Layout(dp=4, ep=4),
         Gating(router="switch", k=1, dispatch="dropped", capacity_factor=1.0),
         1,
     ),
-    "top-2, 4 ranks in 2 groups": (Parallelism(dp=4, ep=2), Gating(), 2),
+    "top-2, 4 ranks in 2 groups": (Layout(dp=4, ep=2), Gating(), 2),
     "padded top-2, 4 ranks": (
-        Parallelism(dp=4, ep=4),
+        Layout(dp=4, ep=4),
         Gating(dispatch="padded", capacity_factor=0.9),
         1,
     ),
     "loss-free bias and balance by sequence, 4 ranks": (
-        Parallelism(dp=4, ep=2),
+        Layout(dp=4, ep=2),
         Gating(
             router="deepseek",
             balance_scope="sequence",
@@ -49,16 +49,16 @@ CASES = {
         2,
     ),
     "balance over all ranks, 4 ranks": (
-        Parallelism(dp=4, ep=4),
+        Layout(dp=4, ep=4),
         Gating(balance_scope="global", balance=0.1),
         1,
     ),
     "top-2 with capacity, 8 ranks": (
-        Parallelism(dp=8, ep=8),
+        Layout(dp=8, ep=8),
         Gating(dispatch="dropped", capacity_factor=0.8),
         1,
     ),
-    RERUN: (Parallelism(dp=4, ep=4), Gating(), 1),
+    RERUN: (Layout(dp=4, ep=4), Gating(), 1),
 }
 
 

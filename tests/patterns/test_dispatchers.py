@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import Gating, ModelShape, Parallelism, megatron_pattern
-from moetraffic.patterns.dispatchers import distinct
-from moetraffic.patterns.time_model import (
+from moetraffic.patterns import Gating, Layout, ModelShape, megatron_pattern
+from moetraffic.patterns.layer import distinct
+from moetraffic.patterns.matrices import exchange_matrix, traffic_matrix
+from moetraffic.timemodel import (
     A100,
-    Configuration,
     NodeLinks,
     System,
     estimate,
 )
-from moetraffic.patterns.traffic import exchange_matrix, traffic_matrix
 from tests.patterns.test_agreement import sent, summed
 
 TOKENS, HIDDEN = 64, 256
@@ -38,11 +37,11 @@ def shape(experts: int = 8) -> ModelShape:
     )
 
 
-def plan(ranks: int = 8, node: int = 4, **more: Any) -> Parallelism:
-    return Parallelism(dp=ranks, ep=ranks, gpus_per_node=node, **more)
+def plan(ranks: int = 8, node: int = 4, **more: Any) -> Layout:
+    return Layout(dp=ranks, ep=ranks, gpus_per_node=node, **more)
 
 
-def exchanges(of: Parallelism, k: int, experts: int = 8) -> Any:
+def exchanges(of: Layout, k: int, experts: int = 8) -> Any:
     made = megatron_pattern(shape(experts), of, Gating(k=k, dispatch="dropless"))
     return made, [e.call for e in made.programs[0] if e.call.traffic == "EP"]
 
@@ -93,7 +92,7 @@ def test_tokens_go_once_to_a_node_and_once_to_a_rank(
     ]
     expected = 4 * ((count - 1) / count * across + (node - 1) / node * within)
     assert sent(made)["ep"] == pytest.approx(expected)
-    config = Configuration.of(shape(experts), of, Gating(k=k))
+    config = Layout.of(shape(experts), of, Gating(k=k))
     assert summed(config)["ep"] == pytest.approx(expected)
     matrix = traffic_matrix(made, traffic=["EP"], gpus_per_node=node)
     far = np.arange(ranks) // node
@@ -118,7 +117,7 @@ def test_two_levels_are_the_hierarchical_all_to_all(ranks: int, node: int) -> No
         plain, traffic=["EP"], algorithm="hierarchical", gpus_per_node=node
     )
     assert (traffic_matrix(two, traffic=["EP"]) == hierarchical).all()
-    config = Configuration.of(
+    config = Layout.of(
         shape(ranks), plan(ranks, node, dispatcher="two-level"), Gating(k=2)
     )
     assert summed(config)["ep"] == pytest.approx(hierarchical[0].sum())
@@ -132,7 +131,7 @@ def test_distinct_parts_at_the_ends() -> None:
 
 
 def time(links: NodeLinks, **named: Any) -> float:
-    config = Configuration(
+    config = Layout(
         model=shape(16), k=4, dp=16, ep=16, global_batch=16, gpus_per_node=8, **named
     )
     found = estimate(config, System.of_gpu(A100, links))
@@ -173,12 +172,12 @@ def test_what_a_dispatcher_cannot_do_both_refuse() -> None:
         megatron_pattern(shape(), plan(dispatcher="deduplicated"), padded)
     dense = replace(shape(), experts=0)
     with pytest.raises(LayoutError, match="leave out --dispatcher"):
-        megatron_pattern(dense, Parallelism(dp=8, dispatcher="two-level"))
+        megatron_pattern(dense, Layout(dp=8, dispatcher="two-level"))
 
 
 def test_measured_shares_move_bytes_and_keep_their_sum() -> None:
     shares = (0.5, 0.25, 0.125, 0.125)
-    of = Parallelism(dp=4, ep=4)
+    of = Layout(dp=4, ep=4)
     gating = Gating(k=2, dispatch="dropless")
     even = traffic_matrix(megatron_pattern(shape(), of, gating), traffic=["EP"])
     pattern = megatron_pattern(shape(), of, gating, shares=(shares,))

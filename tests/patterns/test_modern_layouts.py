@@ -11,26 +11,25 @@ import pytest
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import (
     Gating,
+    Layout,
     ModelShape,
-    Parallelism,
     Workload,
     megatron_pattern,
     parameter_count,
     preset,
 )
-from moetraffic.patterns.layouts.schedules import handed_on, passes
-from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.tensors import model_tensors
-from moetraffic.patterns.time_model import (
+from moetraffic.patterns.calls import Pattern
+from moetraffic.patterns.matrices import traffic_matrix
+from moetraffic.patterns.schedules import handed_on, passes
+from moetraffic.timemodel import (
     H100,
-    Configuration,
     System,
     estimate,
     memory,
     operations,
     traffic,
 )
-from moetraffic.patterns.traffic import traffic_matrix
+from moetraffic.workload.tensors import model_tensors
 
 SHAPE = ModelShape(
     layers=2, hidden=256, heads=8, kv_heads=2, sequence=64, vocabulary=512, experts=0
@@ -40,7 +39,7 @@ MOE = ModelShape(
 )
 
 
-def listed(plan: Parallelism, shape: ModelShape = SHAPE, **call: Any) -> list[int]:
+def listed(plan: Layout, shape: ModelShape = SHAPE, **call: Any) -> list[int]:
     """Sizes of the calls that a rank makes, of those that are like this."""
     return [
         event.call.size
@@ -49,12 +48,12 @@ def listed(plan: Parallelism, shape: ModelShape = SHAPE, **call: Any) -> list[in
     ]
 
 
-def made(plan: Parallelism, shape: ModelShape = SHAPE) -> Pattern:
+def made(plan: Layout, shape: ModelShape = SHAPE) -> Pattern:
     return megatron_pattern(shape, plan, Gating(k=2, dispatch="dropless"))
 
 
-def summed(plan: Parallelism, kind: str, shape: ModelShape = SHAPE) -> float:
-    config = Configuration.of(shape, plan, Gating(k=2, dispatch="dropless"))
+def summed(plan: Layout, kind: str, shape: ModelShape = SHAPE) -> float:
+    config = Layout.of(shape, plan, Gating(k=2, dispatch="dropless"))
     return sum(
         float(np.where(t.calls > 0, t.wire, 0))
         for t in traffic(config)
@@ -66,19 +65,19 @@ def summed(plan: Parallelism, kind: str, shape: ModelShape = SHAPE) -> float:
 
 
 def test_hybrid_shards_are_of_neighbors_and_replicated_across() -> None:
-    plan = Parallelism(dp=8, shard=4, zero=1)
+    plan = Layout(dp=8, shard=4, zero=1)
     assert plan.groups("dp_shard") == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert plan.groups("dp_replicate") == ((0, 4), (1, 5), (2, 6), (3, 7))
-    experts = Parallelism(dp=16, ep=4, shard=8, zero=1)
+    experts = Layout(dp=16, ep=4, shard=8, zero=1)
     # four copies of each expert, two in each block of eight ranks
     assert experts.expert_shards == 2
     assert experts.groups("edp_shard")[:2] == ((0, 4), (1, 5))
     assert experts.groups("edp_replicate")[:2] == ((0, 8), (1, 9))
-    assert Parallelism(dp=16, ep=8, shard=8, zero=1).expert_shards == 1
+    assert Layout(dp=16, ep=8, shard=8, zero=1).expert_shards == 1
 
 
 def test_a_hybrid_optimizer_reduces_a_shard_across() -> None:
-    plan = Parallelism(dp=8, shard=4, zero=1)
+    plan = Layout(dp=8, shard=4, zero=1)
     (whole,) = listed(plan, operation="reduce_scatter", group="dp_shard")
     (across,) = listed(plan, operation="all_reduce", group="dp_replicate")
     (gathered,) = listed(plan, operation="all_gather", group="dp_shard")
@@ -95,23 +94,23 @@ def test_a_hybrid_optimizer_reduces_a_shard_across() -> None:
 
 def test_hybrid_fsdp_of_experts_that_fill_a_block() -> None:
     # experts of a block are all different: their gradients go across alone
-    plan = Parallelism(dp=16, ep=8, shard=8, zero=3, accumulation=2)
+    plan = Layout(dp=16, ep=8, shard=8, zero=3, accumulation=2)
     expert = 2 * 256 * 1024  # elements, up and down
     across = listed(plan, MOE, group="edp_replicate")
     assert across == [expert * 4] * (2 * 2)
     assert not listed(plan, MOE, group="edp_shard")
     assert summed(plan, "edp", MOE) == 2 * 2 * expert * 4
-    held = memory(Configuration.of(MOE, plan, Gating(k=2)))
+    held = memory(Layout.of(MOE, plan, Gating(k=2)))
     assert float(held.optimizer) == pytest.approx(
-        12 * (2 * expert + float(Configuration.of(MOE, plan, Gating(k=2)).held) / 8)
+        12 * (2 * expert + float(Layout.of(MOE, plan, Gating(k=2)).held) / 8)
     )
 
 
 def test_shards_are_those_of_zero() -> None:
     with pytest.raises(LayoutError, match="give --zero 1, 2 or 3"):
-        made(Parallelism(dp=8, shard=4))
+        made(Layout(dp=8, shard=4))
     with pytest.raises(LayoutError, match="shard must divide dp x cp"):
-        made(Parallelism(dp=8, shard=3, zero=1))
+        made(Layout(dp=8, shard=3, zero=1))
 
 
 # ---- context parallelism -------------------------------------------------------------
@@ -129,16 +128,13 @@ def test_context_parallelism_sends_keys_and_values_or_heads(recompute: str) -> N
         "all-gather": (c - 1) * 2 * keys * (3 + again),  # two gathers, one scatter
         # two key heads for four ranks: each has a copy of one
         "all-to-all": (c - 1) / c * 2 * (heads + 2 * keys) * (2 + again),
-        # pairs exchange heads, and two of them are a ring of the same keys and values
-        "mixed": (heads + keys) * (2 + again) + 2 * keys * (3 + again),
     }
     for context, of_layer in expected.items():
-        plan = Parallelism(
+        plan = Layout(
             cp=c,
-            ulysses=2 if context == "mixed" else 0,
             micro_batch=2,
             accumulation=3,
-            context="ring" if context == "mixed" else context,
+            context=context,
             recompute=recompute,
         )
         assert summed(plan, "cp") == 3 * 2 * of_layer
@@ -150,7 +146,7 @@ def test_context_parallelism_sends_keys_and_values_or_heads(recompute: str) -> N
 
 
 def test_tokens_in_eight_bits_come_back_in_sixteen() -> None:
-    plan = Parallelism(dp=4, ep=4, dispatch_dtype="float8")
+    plan = Layout(dp=4, ep=4, dispatch_dtype="float8")
     copies = 2 * 64
     short, row = 256 + 2 * 4, 2 * 256  # two tiles of 128, each with a scale
     sizes = {
@@ -168,7 +164,7 @@ def test_tokens_in_eight_bits_come_back_in_sixteen() -> None:
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (6, 20), (8, 16)])
-@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "dualpipe"])
+@pytest.mark.parametrize("schedule", ["zb-h1", "dualpipe"])
 def test_schedules_run_to_their_end(schedule: str, p: int, m: int) -> None:
     left = {s: passes(s, p, m, 1, schedule) for s in range(p)}
     for order in left.values():
@@ -195,7 +191,7 @@ def test_dualpipe_sends_as_1f1b_and_sums_over_mirrored_stages() -> None:
     p, m, d = 4, 8, 2
     shape = replace(SHAPE, layers=4)
     plain, both = (
-        Parallelism(pp=p, dp=d, accumulation=m, schedule=name)
+        Layout(pp=p, dp=d, accumulation=m, schedule=name)
         for name in ("1f1b", "dualpipe")
     )
     messages = [
@@ -220,7 +216,7 @@ def test_bubbles_are_those_of_their_papers(p: int) -> None:
     shape = replace(SHAPE, layers=8)
     system = System(peak_flops=1e12, utilization=0.5)
     forward = 1 / 3  # of F + B
-    flop = operations(Configuration.of(shape, Parallelism(pp=p, accumulation=32)))
+    flop = operations(Layout.of(shape, Layout(pp=p, accumulation=32)))
     weights = float(flop.weights / flop.all)
     assert (
         0.3 < weights < forward
@@ -229,26 +225,24 @@ def test_bubbles_are_those_of_their_papers(p: int) -> None:
     expected = {
         "1f1b": p - 1,
         "zb-h1": (p - 1) * (1 - 2 * weights),
-        "zb-h2": (p - 1) * (1 - 3 * weights),
         "dualpipe": (p / 2 - 1) * (1 + 2 / 3 - 3 * weights),
     }
     for schedule, bubble in expected.items():
-        plan = Parallelism(pp=p, accumulation=32, schedule=schedule)
-        found = estimate(Configuration.of(shape, plan), system)
+        plan = Layout(pp=p, accumulation=32, schedule=schedule)
+        found = estimate(Layout.of(shape, plan), system)
         one = float(found.compute) / 32
         assert float(found.bubble) == pytest.approx(bubble * one)
         assert float(found.bubble_of_ideal) == pytest.approx(bubble / 32)
     kept = {
         name: memory(
-            Configuration.of(
-                shape, Parallelism(pp=p, accumulation=32, schedule=name, tp=2)
+            Layout.of(
+                shape, Layout(pp=p, accumulation=32, schedule=name, tp=2)
             )
         )
         for name in expected
     }
     flight = {name: float(m.activations) for name, m in kept.items()}
     assert flight["zb-h1"] == flight["1f1b"]
-    assert flight["zb-h2"] == pytest.approx((2 - 1 / p) * flight["1f1b"])
     assert flight["dualpipe"] > (p + 1) / p * flight["1f1b"]  # and the logits
     held = [float(kept[name].weights) for name in ("zb-h1", "dualpipe")]
     assert 1 < held[1] / held[0] <= 2  # a second stage, the same table
@@ -261,7 +255,7 @@ def test_schedules_need_stages_and_micro_batches() -> None:
         ({"pp": 2, "accumulation": 4, "schedule": "gpipe"}, "schedule is one of 1f1b"),
     ):
         with pytest.raises(LayoutError, match=said):
-            made(Parallelism(**wrong), replace(SHAPE, layers=8))
+            made(Layout(**wrong), replace(SHAPE, layers=8))
 
 
 # ---- further predictions -------------------------------------------------------------
@@ -278,7 +272,7 @@ def test_a_module_that_predicts_a_further_token_is_a_layer_a_head_and_a_matrix()
     assert counts[1] - counts[0] == more
     held = [sum(t.elements for t in model_tensors(s)) for s in (plain, further)]
     assert held == counts
-    plan = Parallelism(pp=2, dp=2, ep=2, tp=2, sequence_parallel=True, accumulation=2)
+    plan = Layout(pp=2, dp=2, ep=2, tp=2, sequence_parallel=True, accumulation=2)
     row = 64 * h * 2  # a micro-batch, bfloat16
     programs = [made(plan, shape).programs for shape in (plain, further)]
 
@@ -307,9 +301,9 @@ def test_a_module_that_predicts_a_further_token_is_a_layer_a_head_and_a_matrix()
 
 def test_time_of_further_predictions_is_that_of_a_layer_and_a_head() -> None:
     system = System(peak_flops=1e12, utilization=0.5)
-    plan = Parallelism(accumulation=4)
+    plan = Layout(accumulation=4)
     found = [
-        float(estimate(Configuration.of(replace(SHAPE, **more), plan), system).compute)
+        float(estimate(Layout.of(replace(SHAPE, **more), plan), system).compute)
         for more in ({}, {"mtp": 1}, {"layers": 3}, {"vocabulary": 1024})
     ]
     layer, head = found[2] - found[0], found[3] - found[0]
@@ -321,7 +315,7 @@ def test_kept_activations_of_llama_and_deepseek_are_those_by_hand() -> None:
         """Bytes of a token in a layer, of two stages with two micro-batches."""
         found = preset(model)
         shape = replace(found.model, mtp=0)
-        config = Configuration(
+        config = Layout(
             model=shape,
             **{"k": found.gating.k, "pp": 2, "global_batch": 2},
             fused_attention=True,
@@ -352,7 +346,7 @@ def test_modules_that_are_computed_again_cost_a_little_time() -> None:
     times = {
         way: float(
             estimate(
-                Configuration(
+                Layout(
                     model=preset("deepseek-v3").model,
                     **{"k": 8, "ep": 64, "dp": 64, "global_batch": 64},
                     fused_attention=True,

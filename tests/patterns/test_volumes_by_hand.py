@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from moetraffic.patterns import preset
-from moetraffic.patterns.layouts.parallelism import Parallelism
-from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.presets import scaled
-from moetraffic.patterns.shape import ModelShape
-from moetraffic.patterns.time_model import Configuration
+from moetraffic.patterns.calls import megatron_pattern
+from moetraffic.patterns.layout import Layout
+from moetraffic.workload.model import ModelShape
+from moetraffic.workload.presets import scaled
 from tests.patterns.test_agreement import sent, summed
 
 GPT_3 = scaled(preset("megatron-145.6b").model, {"layers": 96, "vocabulary": 51_200})
@@ -29,9 +28,9 @@ def both(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes by kind of the rank that sends most of it: listed, and summed."""
     listed = sent(
-        megatron_pattern(model, Parallelism(accumulation=micro_batches, **how), gating)
+        megatron_pattern(model, Layout(accumulation=micro_batches, **how), gating)
     )
-    config = Configuration(
+    config = Layout(
         model=model,
         k=k,
         global_batch=micro_batches * how.get("dp", 1),

@@ -10,17 +10,16 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
-from moetraffic.patterns.layouts.parallelism import Parallelism
-from moetraffic.patterns.layouts.schedules import chunk_layers
-from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.presets import scaled
-from moetraffic.patterns.time_model import (
+from moetraffic.patterns.calls import megatron_pattern
+from moetraffic.patterns.layout import Layout
+from moetraffic.patterns.schedules import chunk_layers
+from moetraffic.timemodel import (
     GPUS,
-    Configuration,
     NodeLinks,
     System,
     estimate,
 )
+from moetraffic.workload.presets import scaled
 from tests.patterns.test_agreement import sent, summed
 
 DGX = System.of_gpu(
@@ -33,13 +32,13 @@ def test_llama_3_405b_has_ends_alone_in_their_chunks() -> None:
     """arXiv 2407.21783, section 3.3.2: 16 stages; the first chunk has the embedding
     alone, the last one the output layer and the loss."""
     known = preset("llama-3-405b")
-    plan = Parallelism(
+    plan = Layout(
         **{"tp": 8, "pp": 16, "dp": 2, "virtual": 8, "accumulation": 16},
         **{"embedding_layers": 1, "head_layers": 1},
         sequence_parallel=True,
     )
     pattern = megatron_pattern(known.model, plan, known.gating)
-    config = Configuration.of(known.model, plan, known.gating)
+    config = Layout.of(known.model, plan, known.gating)
     layers, labels = [], []
     for program in pattern.programs:
         first = [e.call for e in program if e.micro_batch == 0]
@@ -72,7 +71,7 @@ def test_uneven_stages_are_those_of_torchtitan() -> None:
     split = chunk_layers(32, 8, 1, 1, 1)
     assert [len(chunk) for chunk in split] == [4, 5, 4, 4, 4, 4, 4, 3]
     assert [layer for chunk in split for layer in chunk] == list(range(32))
-    plan = Parallelism(pp=4, head_layers=11, accumulation=4)
+    plan = Layout(pp=4, head_layers=11, accumulation=4)
     with pytest.raises(LayoutError, match="the output layer counts as"):
         megatron_pattern(preset("llama-3-8b").model, plan)
 
@@ -82,7 +81,7 @@ def test_volumes_of_gpt_3_175b() -> None:
     of = scaled(preset("megatron-145.6b").model, {"layers": 96, "vocabulary": 51_200})
     found = sent(
         megatron_pattern(
-            of, Parallelism(tp=8, pp=8, dp=4, accumulation=8, dtype="float16")
+            of, Layout(tp=8, pp=8, dp=4, accumulation=8, dtype="float16")
         )
     )
     row = 2048 * 12288 * 2
@@ -99,11 +98,11 @@ def test_volumes_of_gpt_3_175b() -> None:
 def test_volumes_of_mixtral_and_deepseek_v3() -> None:
     # four exchanges of a layer and micro-batch, k rows of h bfloat16 of each token
     mixtral = preset("mixtral-8x7b")
-    plan = Parallelism(dp=8, ep=8, accumulation=4)
+    plan = Layout(dp=8, ep=8, accumulation=4)
     found = sent(megatron_pattern(mixtral.model, plan, mixtral.gating))
     assert found["ep"] == 4 * 32 * 4 * (2 * 4096 * 4096 * 2) * 7 // 8
     deepseek = preset("deepseek-v3")
-    plan = Parallelism(pp=16, dp=128, ep=64, accumulation=16)
+    plan = Layout(pp=16, dp=128, ep=64, accumulation=16)
     pattern = megatron_pattern(deepseek.model, plan, deepseek.gating)
     exchanges = [
         sum(e.call.traffic == "EP" for e in program) for program in pattern.programs
@@ -116,7 +115,7 @@ def test_volumes_of_mixtral_and_deepseek_v3() -> None:
 def test_node_limited_dispatch_of_deepseek_v3() -> None:
     """A token has 8 of the 128 experts of 4 nodes: 32 on each, 4 on each rank."""
     deepseek = preset("deepseek-v3")
-    plan = Parallelism(
+    plan = Layout(
         **{"pp": 16, "dp": 128, "ep": 64, "accumulation": 16, "gpus_per_node": 8},
         dispatcher="deduplicated",
         node_limit=4,
@@ -139,7 +138,7 @@ def test_node_limited_dispatch_of_deepseek_v3() -> None:
         for group, rows in (("ep_across", across), ("ep_within", within))
         for row in (short, whole)
     }
-    config = Configuration.of(deepseek.model, plan, deepseek.gating)
+    config = Layout.of(deepseek.model, plan, deepseek.gating)
     layers = 4  # of the longest stage without dense layers
     a_layer = 2 * (short + whole) * (7 / 8 * across + 7 / 8 * within)
     wire = estimate(config, DGX).wire["ep"]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from moetraffic.capture import Recorder
 from moetraffic.models import connect, train
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
 
 SHAPE = {"layers": 4, "hidden": 16, "heads": 2, "sequence": 12, "experts": 8}
 PLAN = {"iterations": 5, "micro_batch": 2, "accumulation": 2, "seed": 3}
@@ -32,7 +32,7 @@ def work(layout: dict[str, Any], **changes: Any) -> Workload:
     return Workload(
         model=part(ModelShape, SHAPE),
         gating=part(Gating, {}),
-        layout=Parallelism(**layout),
+        layout=Layout(**layout),
         training=part(Training, plan),
     )
 

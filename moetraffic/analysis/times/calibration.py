@@ -18,11 +18,9 @@ import numpy as np
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, LayoutError
-from moetraffic.patterns import Workload
-from moetraffic.patterns.time_model import (
+from moetraffic.patterns import Layout, Workload
+from moetraffic.timemodel import (
     KINDS,
-    SC21,
-    Configuration,
     Estimate,
     System,
     estimate,
@@ -86,7 +84,7 @@ class StepTimes:
 class Calibration:
     """System parameters fitted to a captured run, with measured and predicted times."""
 
-    config: Configuration  # the run's
+    config: Layout  # the run's
     system: System
     measured: StepTimes
     predicted: Estimate  # of the run itself
@@ -119,7 +117,7 @@ def calibrated(trace: Trace) -> Calibration:
     except LayoutError as error:
         raise AnalysisError(f"{trace.name} has no sound workload: {error}") from None
     measured = step_times(trace)
-    flops = float(operations(config, SC21).all * config.accumulation)
+    flops = float(operations(config).all * config.accumulation)
     bandwidth = {
         kind: measured.bandwidth(kind)
         for kind, sent in measured.sent_bytes.items()
@@ -135,14 +133,14 @@ def calibrated(trace: Trace) -> Calibration:
         config=config,
         system=system,
         measured=measured,
-        predicted=estimate(config, system, conventions=SC21),
+        predicted=estimate(config, system),
     )
 
 
-def configuration_of(work: Workload) -> Configuration:
-    """Derive the time model's configuration from a workload."""
+def configuration_of(work: Workload) -> Layout:
+    """Derive the layout of the time model from a workload."""
     dtype = work.training.precision or work.training.dtype
-    return Configuration.of(work.model, work.parallelism, work.gating, dtype=dtype)
+    return Layout.of(work.model, work.parallelism, work.gating, dtype=dtype)
 
 
 def step_times(trace: Trace) -> StepTimes:

@@ -1,7 +1,7 @@
 """Projection of a captured run's iteration time to more ranks.
 
 Computing stays, communication takes longer by the network's efficiency: Cheng et al.,
-SIGMETRICS'24; :func:`moetraffic.patterns.time_model.projected_speedup` has the formula.
+SIGMETRICS'24; :func:`moetraffic.timemodel.projected_speedup` has the formula.
 The efficiency is given, or follows from measured times of the run's own collectives.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 from moetraffic.patterns.bandwidth import BandwidthTable
-from moetraffic.patterns.bandwidth.collective import COLLECTIVES, wire_bytes
+from moetraffic.patterns.collectives import COLLECTIVES, wire_bytes
 from moetraffic.trace import Trace
 
 from .traffic import world_matrices

@@ -19,7 +19,7 @@ import numpy as np
 from moetraffic.analysis.claims import SIGNIFICANT
 from moetraffic.analysis.intervals import UNKNOWN, Interval, ratio
 from moetraffic.arrays import Float64, Int64
-from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
+from moetraffic.patterns.collectives import sizes, traffic_bytes
 from moetraffic.trace import Trace
 
 from .calls import CELLS
@@ -192,7 +192,7 @@ def busiest_link_bytes(trace: Trace, calls: Int64) -> Float64:
     """Compute the bytes of the busiest link of calls, ``[n]``; NaN if unknown.
 
     Of all-to-alls, the largest row or column sum without the diagonal; of others as in
-    :mod:`moetraffic.patterns.bandwidth.moved_bytes`.
+    :mod:`moetraffic.patterns.collectives`.
     """
     out = np.full(len(calls), np.nan)
     site_of = trace.occurrences.site[calls]

@@ -9,7 +9,7 @@ import numpy as np
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
-from moetraffic.patterns.algorithms import collective_matrix
+from moetraffic.patterns.collectives import collective_matrix
 from moetraffic.trace import ALL_TO_ALL, Trace
 from moetraffic.trace.iterations import iteration_range
 
@@ -63,7 +63,7 @@ def world_matrices(
     kinds
         Kinds of process groups, such as "ep" and "tp"; None: all.
     algorithm
-        One of :data:`moetraffic.patterns.algorithms.ALGORITHMS`.
+        One of :data:`moetraffic.patterns.collectives.ALGORITHMS`.
 
     Returns
     -------

@@ -2,402 +2,436 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
+from typer import Option
 
-from moetraffic.cli.output import Printing, Shown, printed
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, Output, show
 from moetraffic.errors import LayoutError
 from moetraffic.files import validate_outputs
-from moetraffic.patterns import ModelShape, parameter_count, time_model
-from moetraffic.patterns.bandwidth.platforms import protocols
-from moetraffic.patterns.time_model import GPUS, Configuration, System
-from moetraffic.report import run_calibration as report
-from moetraffic.report.console.options import (
-    APPEARANCE,
-    Force,
-    Plot,
-    on_command_line,
-    option,
-    positive_numbers,
-    takes,
-)
+from moetraffic.patterns import Layout, ModelShape
+from moetraffic.report.console.options import Plot, positive_numbers
+from moetraffic.result import Result
+from moetraffic.spelling import check_choice
+from moetraffic.timemodel import COMPARED, GPUS, STACKS, System, practice
 from moetraffic.trace import Trace
 
-from .assumptions import (
-    ASSUMED,
-    SYSTEM,
-    fused_by_default,
-    is_file,
-    measured_shares,
-    nominal,
-    of_protocol,
-    read_bandwidth,
-    read_conventions,
-    without_network,
-)
-from .layout import ESTIMATED, usual_micro_batches
-from .model_shape import (
-    MODEL,
-    MODEL_HELP,
-    SHAPE,
-    SHAPE_OPTIONS,
-    based_on,
-    model_of,
-)
-from .time_studies import (
-    best_layouts,
-    one_estimate,
-    projection,
-    scaling_sweep,
-    varied,
-)
+from . import choices as o
+from .system import fused, hardware, is_table, measured_shares, overlaps
 
 if TYPE_CHECKING:
     from moetraffic.analysis.times.calibration import Calibration
+    from moetraffic.report.chart import Chart
 
-PARTS = ("terms", "calibration", "study")
+SYSTEM, STUDY = "System", "What to estimate"
 
-OF_A_CAPTURE = (
-    *("model", *SHAPE_OPTIONS, "micro_batch", "dtype", "gradient_dtype"),
-    *("platform", "gpu", "peak_tflops", "utilization"),
-)
-"""What ``--calibrate`` takes from a captured run."""
-
-AS_CAPTURED = (
-    *("pp", "tp", "dp", "ep", "cp", "zero", "recompute", "sequence_parallel"),
-    *("fused_attention", "dispatch_dtype"),
-)
-"""What ``--calibrate`` takes from a captured run unless it is given."""
-
-OF_A_PROJECTION = (
-    *("project", "sizes", "efficiency", "gpus_per_node"),
-    *("plot", *(p.name for p in APPEARANCE.values()), "output"),
-    *("force", "tables", "only", "as_json"),
-)
-"""What ``--project`` does not take from a captured run."""
-
-SWEEPS = (*time_model.SCALINGS, "bandwidth", "nic", "size")
-"""What ``--sweep`` varies."""
+EACH = 8
+"""Sequences a GPU in an iteration of a search, without a global batch."""
 
 OF_THE_GPUS = ("pp", "tp", "dp", "cp")
-"""Factors of the number of GPUs: ``--best`` keeps those beside ``--gpus``."""
-
-STUDY = "What to estimate"
+"""Factors of the number of GPUs: --best keeps those beside --gpus."""
 
 
-@printed(PARTS, plot=Plot)
-@takes(shape=SHAPE, parallelism=ESTIMATED, assumed=ASSUMED)
 def estimate(
     ctx: typer.Context,
-    model: str = option(MODEL, MODEL_HELP),
-    global_batch: int | None = option(
-        None,
-        "Number of sequences per iteration (global batch size).",
-        shown="micro-batch x dp x pp, twice with dualpipe; --best: 8 x gpus",
-        min=1,
-    ),
-    platform: str = option(
-        "",
-        "A published system, such as polaris, or a file of moetraffic bench.",
-        panel=SYSTEM,
-    ),
-    gpu: str = option(
-        "A100",
-        f"GPU: {', '.join(GPUS)}.",
-        panel=SYSTEM,
-        shown="the platform's, or A100",
-        choices=(*GPUS,),
-    ),
-    peak_tflops: float | None = option(
-        None, "Peak TFLOP/s per GPU.", panel=SYSTEM, shown="the GPU's", above=0
-    ),
-    calibrate: Path | None = option(
-        None,
-        "Trace of a captured run, whose model, batch and speeds are used.",
-        panel=SYSTEM,
-    ),
-    bandwidth: str = option(
-        "",
-        "Effective bandwidth, also of links inside nodes: 25GB/s, several to compare: "
-        "100Gbps,400Gbps, by kind of traffic: tp=300GB/s,dp=25GB/s, or a file of "
-        "moetraffic bench.",
-        panel=SYSTEM,
-        shown="the platform's",
-    ),
-    protocol: str = option(
-        "",
-        f"Protocol between nodes, whose published efficiency the NICs get: "
-        f"{', '.join(protocols())}.",
-        panel=SYSTEM,
-        shown="NCCL over RDMA",
-    ),
-    imbalance_from: Path | None = option(
-        None,
-        "Trace whose measured load at --ep ranks gives --imbalance.",
-        panel="Parallelism and batch",
-    ),
-    gpus_per_node: int = option(
-        8,
-        "Number of GPUs per node, for a file of measurements or a --dispatcher.",
-        panel=SYSTEM,
-    ),
-    memory_gb: float | None = option(
-        None, "Memory per GPU in GB.", panel=SYSTEM, shown="the platform's", above=0
-    ),
-    convention: list[str] | None = option(
-        None,
-        "How a term is counted, as name=choice: flops=parameters, ends=counted. "
-        "May be given again.",
-        panel=SYSTEM,
-    ),
-    sweep: str = option(
-        "",
-        "Quantity that varies over --sizes: strong or weak (data-parallel ranks), "
-        "large-batch (sequences), bandwidth (rates of all links), nic (rates of a "
-        "platform's NICs per GPU), size (model presets).",
-        panel=STUDY,
-        choices=("", *SWEEPS),
-    ),
-    sizes: str = option(
-        "1,2,4,8,16,32,64",
-        "Values of --sweep or --project, separated by commas: 1,2,4, 10GB/s,25GB/s "
-        "or megatron-1.7b,megatron-3.6b.",
-        panel=STUDY,
-    ),
-    zero_stages: bool = option(
-        False, "Compare ZeRO stages 0 to 3.", "--zero-stages", panel=STUDY
-    ),
-    sensitivity: bool = option(
-        False,
-        "Show how sensitive the time is to each input.",
-        "--sensitivity",
-        panel=STUDY,
-    ),
-    best: bool = option(
-        False,
-        "Find the fastest configuration of --gpus; sizes that are given are kept.",
-        "--best",
-        panel=STUDY,
-    ),
-    project: Path | None = option(
-        None,
-        "Trace of a captured run, whose measured breakdown is projected to the "
-        "ranks in --sizes.",
-        panel=STUDY,
-    ),
-    efficiency: str = option(
-        "",
-        "Efficiency of the network on these ranks relative to the captured ones: "
-        "0.8,0.6, or a file of moetraffic bench.",
-        panel=STUDY,
-    ),
-    gpus: int | None = option(
-        None,
-        "Number of GPUs for --best; without it, --pp, --tp, --dp and --cp only "
-        "make this number.",
-        panel=STUDY,
-        shown="pp x tp x dp x cp",
-    ),
-    output: Path | None = option(None, "JSON file to write.", "-o", "--output"),
+    model: o.Model = o.MODEL_NAME,
+    layers: o.Layers = None,
+    hidden: o.Hidden = None,
+    heads: o.Heads = None,
+    experts: o.Experts = None,
+    k: o.K = None,
+    sequence: o.Tokens = None,
+    vocabulary: o.Vocabulary = None,
+    pp: o.Pp = None,
+    tp: o.Tp = None,
+    dp: o.Dp = None,
+    ep: o.Ep = None,
+    etp: o.Etp = None,
+    cp: o.Cp = None,
+    virtual: o.Virtual = None,
+    schedule: o.Schedule = None,
+    zero: o.Zero = None,
+    shard: o.Shard = None,
+    sequence_parallel: o.SequenceParallel = False,
+    recompute: o.Recompute = None,
+    dispatcher: o.Dispatcher = None,
+    gpus_per_node: o.GpusPerNode = None,
+    micro_batch: o.MicroBatch = None,
+    global_batch: o.GlobalBatch = None,
+    imbalance_from: o.ImbalanceFrom = None,
+    settings: o.Set = None,
+    help_fields: o.HelpFields = False,
+    stack: Annotated[
+        str,
+        Option(
+            help=f"Practice of a library: {', '.join(STACKS)}, none. It sets sharding, "
+            "sequence parallelism and overlap where they are not given.",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = "",
+    platform: Annotated[
+        str,
+        Option(
+            help="Published system, such as polaris, or a file of moetraffic bench.",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = "",
+    gpu: Annotated[
+        str, Option(help=f"GPU: {', '.join(GPUS)}; A100.", rich_help_panel=SYSTEM)
+    ] = "",
+    bandwidth: Annotated[
+        str,
+        Option(
+            help="Effective bandwidth of all links: 25GB/s, by kind of traffic "
+            "tp=300GB/s,dp=25GB/s, or a file of moetraffic bench.",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = "",
+    nic: Annotated[
+        str,
+        Option(
+            help="Rate of a platform's NICs a GPU: 400Gbps.", rich_help_panel=SYSTEM
+        ),
+    ] = "",
+    protocol: Annotated[
+        str,
+        Option(
+            help="Protocol between nodes, whose published efficiency NICs get.",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = "",
+    overlap: Annotated[
+        str | None,
+        Option(help="Traffic behind compute: dp,tp=0.2.", rich_help_panel=SYSTEM),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        Option(
+            help="Trace of a captured run, whose model, batch and speeds are used.",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = None,
+    best: Annotated[
+        bool,
+        Option("--best", help="Find the fastest layout.", rich_help_panel=STUDY),
+    ] = False,
+    gpus: Annotated[
+        str | None,
+        Option(help="GPUs of --best, ranks of --project.", rich_help_panel=STUDY),
+    ] = None,
+    sensitivity: Annotated[
+        bool,
+        Option(
+            "--sensitivity", help="Change by 1% of an input.", rich_help_panel=STUDY
+        ),
+    ] = False,
+    project: Annotated[
+        Path | None,
+        Option(
+            help="Trace of a captured run, projected to --gpus.", rich_help_panel=STUDY
+        ),
+    ] = None,
+    efficiency: Annotated[
+        str,
+        Option(
+            help="Network efficiency there over the captured one's: 0.8,0.6, or a file "
+            "of moetraffic bench.",
+            rich_help_panel=STUDY,
+        ),
+    ] = "",
+    plot: Plot = None,
+    tables: AllTables = False,
+    only: Only = None,
+    as_json: AsJson = False,
+    output: Output = None,
     force: Force = False,
-    *,
-    shape: dict[str, Any],
-    parallelism: dict[str, Any],
-    assumed: dict[str, Any],
-    printing: Printing,
 ) -> None:
-    """Estimate the time of an iteration, a scaling sweep or the best configuration.
+    """Estimate the time of an iteration, of several layouts, or the best layout.
+
+    Options of model, layout and system take lists: --dp 8,16 --zero 0,1 is one table.
 
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
-
-    def show(shown: Shown, **more: Any) -> None:
-        printing.present(
-            {**more, **shown.data},
-            *shown.summary,
-            parts=shown.parts,
-            output=output,
-            chart=shown.chart,
-        )
-
-    validate_outputs(
-        (printing.plot, output), (calibrate, imbalance_from, project), force=force
-    )
+    validate_outputs((plot,), (calibrate, imbalance_from, project), force=force)
+    chosen = o.given(ctx.params, settings)
+    systems = {"platform": platform, "gpu": gpu, "nic": nic, "protocol": protocol}
+    chosen |= {name: o.parts(text) for name, text in systems.items() if text}
+    if bandwidth:
+        chosen["bandwidth"] = [bandwidth] if "=" in bandwidth else o.parts(bandwidth)
+    if overlap is not None:
+        chosen["overlap"] = [overlap]
+    if stack:
+        chosen["stack"] = o.parts(stack)
     if project is not None:
-        rest = [name for name in ctx.params if name not in OF_A_PROJECTION]
-        _refuse_both(ctx, "project", rest)
-        show(projection(project, sizes, efficiency, gpus_per_node))
-        return
-    rates = "," in bandwidth and "=" not in bandwidth
-    if sum(map(bool, (sweep, zero_stages, sensitivity, best, rates))) > 1:
-        raise LayoutError(
-            "only one of --sweep, --zero-stages, --sensitivity, --best and several "
-            "bandwidths is allowed at a time: leave out the others"
-        )
-    published = bool(platform) and not is_file(platform)
-    for flag, holds, names in (
-        ("calibrate", calibrate is not None, OF_A_CAPTURE),
-        ("platform", published, ("gpu",)),
-        ("platform", bool(platform) and not published, ("bandwidth",)),
-        ("imbalance_from", imbalance_from is not None, ("imbalance",)),
-        ("sweep", sweep == "size", ("model", *SHAPE_OPTIONS)),
-        ("sweep", sweep in ("bandwidth", "nic"), ("bandwidth", "protocol")),
-        ("sweep", sweep in ("strong", "weak"), ("dp",)),
-        ("sweep", sweep == "large-batch", ("global_batch",)),
-        ("zero_stages", zero_stages, ("zero",)),
-        ("bandwidth", bool(bandwidth), ("protocol",)),
-    ):
-        if holds:
-            _refuse_both(ctx, flag, names)
-    chosen = dict(parallelism)
-
-    def given(name: str) -> bool:
-        source = ctx.get_parameter_source(name)
-        return source is not None and source.name != "DEFAULT"
-
-    fit: Calibration | None = None
-    if calibrate is None:
-        of, gating, usual = model_of(model, shape)
-        room = gating.capacity_factor if gating.dispatch == "padded" else 0
-        config = Configuration(model=of, k=gating.k, capacity_factor=room)
-        if chosen["micro_batch"] is None:
-            chosen["micro_batch"] = usual
-            if sweep == "size":
-                each = [model_of(name, {})[2] for name in _parts(sizes)]
-                chosen["micro_batch"] = np.array(each)
-        if chosen["fused_attention"] is None:
-            chosen["fused_attention"] = fused_by_default(platform, gpu)
-        fixed = given("utilization")
-        known = nominal(
-            *(platform, gpu, protocol),
-            roofline=not fixed,
-            gpus_per_node=gpus_per_node,
-        )
-        if peak_tflops is not None:
-            known["peak_flops"] = peak_tflops * 1e12
-            if "gpu" in known:
-                known["gpu"] = replace(known["gpu"], peak_flops=peak_tflops * 1e12)
-        what = f"utilization {assumed['utilization']:g}"
-        if not fixed:
-            what = "compute time by roofline"
-        named = based_on(ctx, of, gating, shape) + " " if sweep != "size" else ""
-        on = gpu if given("gpu") else f"{gpu} (default)"
-        place = f"{on}, {platform}" if is_file(platform) else platform or on
-        source = f"{named}on {place}, {what}{of_protocol(protocol)}"
+        result, chart = projection(project, gpus, efficiency, chosen)
+    elif best:
+        number = whole(gpus, "--gpus 64") if gpus else 0
+        result, chart = best_layouts(model, chosen, number, imbalance_from)
     else:
-        config, known, fit = _measured(calibrate)
-        model = str(calibrate)
-        source = f"sizes and speeds of {model}"
-        own = {*OF_A_CAPTURE, *(name for name in AS_CAPTURED if not given(name))}
-        chosen = {name: value for name, value in chosen.items() if name not in own}
-        chosen["micro_batch"] = int(config.micro_batch)
-        if global_batch is None:
-            replicas = chosen.get("dp", config.dp)
-            global_batch = int(config.sequences / config.dp * replicas)
-    batch = global_batch
-    if batch is None:
-        replicas = chosen["dp"]
-        if sweep == "strong":  # one batch for all sizes, the last just fills it
-            what = "sizes are whole numbers above 0"
-            replicas = max(positive_numbers(sizes, what, "--sizes 1,2,4"))
-        several = usual_micro_batches(chosen["pp"], chosen["schedule"])
-        batch = several * chosen["micro_batch"] * replicas
-    config = replace(config, **chosen, global_batch=batch)
-    if imbalance_from is not None:
-        if best and not given("ep"):
-            raise LayoutError(
-                "a measured imbalance is that of a number of expert-parallel ranks, "
-                "but --best tries several: give --ep"
-            )
-        assert isinstance(config.model, ModelShape)  # an option names one model
-        shares = measured_shares(imbalance_from, config.model, int(config.ep))
-        found = config.ep * shares.max()
-        config = replace(config, imbalance=found)
-        source += f", busiest of {config.ep:g} ranks {found:.3g} x the mean"
-    if rates:
-        sweep, sizes = "bandwidth", bandwidth
-    elif bandwidth:
-        known["bandwidth"] = read_bandwidth(bandwidth, gpus_per_node)
-    scales = best or sweep in time_model.SCALINGS
-    given_rates = "bandwidth" in known or sweep == "bandwidth"
-    if (config.world > 1 or scales) and not given_rates:
-        raise without_network(platform, given("gpu"))
-    if memory_gb is not None:
-        known["memory_bytes"] = memory_gb * 1e9
-    if chosen["dispatcher"] != "plain":
-        of_links = getattr(known.get("bandwidth"), "gpus", None)
-        if of_links is not None and given("gpus_per_node"):
-            raise LayoutError(
-                f"nodes of {platform} have {of_links:g} GPUs, but --gpus-per-node is "
-                "given: leave it out"
-            )
-        per = gpus_per_node if of_links is None else of_links
-        config = replace(config, gpus_per_node=per)
-    if "peak_flops" not in known:
-        raise LayoutError(
-            f"compute time follows from a GPU's peak, but that of {platform} is not "
-            "published: give --peak-tflops"
-        )
-    system = System(**{**assumed, **known})
-    conventions = read_conventions(convention or [])
-    if best:
-        kept = [
-            name
-            for name in time_model.COLUMNS
-            if given("virtual_stages" if name == "virtual" else name)
-            and (gpus is not None or name not in OF_THE_GPUS)
-        ]
-        shown = best_layouts(
-            *(config, system, conventions, gpus, global_batch, kept, source)
-        )
-    elif sweep in ("bandwidth", "nic", "size"):
-        values = _parts(sizes)
-        shown = varied(config, system, conventions, sweep, values, source)
-    elif sweep:
-        what = "sizes are whole numbers above 0"
-        counts = positive_numbers(sizes, what, "--sizes 1,2,4")
-        shown = scaling_sweep(config, system, conventions, sweep, counts, source)
-    else:
-        what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
-        shown = one_estimate(config, system, conventions, what, source)
+        fit = calibrated_on(ctx, calibrate, chosen) if calibrate else None
+        given = {**({} if fit else {"model": o.parts(model)}), **chosen}
+        result, chart = estimates(given, imbalance_from, fit, sensitivity)
+    if plot is not None:
+        from moetraffic.report import figures
+
+        figures.save(chart, plot)
+    show(result, as_json=as_json, tables=tables, only=only, output=output, force=force)
+
+
+def whole(text: str | None, example: str) -> int:
+    """Read one whole number above 0."""
+    (number,) = positive_numbers(text, "a whole number above 0", example)
+    return int(number)
+
+
+# ---- what is estimated ---------------------------------------------------------------
+
+Inputs = tuple[Layout, System, str]
+"""Layout, system and the name of the practice."""
+
+
+def inputs_of(
+    row: o.Row, imbalance_from: Path | None, fit: Calibration | None
+) -> Inputs:
+    """Make layout and system of one combination of values."""
+    overlap = {"overlap": overlaps(row["overlap"])} if "overlap" in row else {}
+    more = o.of_part(row, "system") | overlap
+    name = row.get("stack", "none")
+    check_choice("--stack", name, (*STACKS, "none"), LayoutError)
     if fit is not None:
-        shown.summary.insert(1, report.sentence(fit, model))
-        shown.parts["calibration"] = [report.table(fit, model)]
-    counted = {}
-    if isinstance(config.model, ModelShape):
-        count = parameter_count(config.model, k=int(config.k))
-        counted = {"parameters": {"total": count.total, "active": count.active}}
-    fused = bool(config.fused_attention)
-    more = {"conventions": vars(conventions), "fused_attention": fused, **counted}
-    show(shown, model=model, **more)
+        fields = o.of_part(row, "layout")
+        batch = fit.config.sequences / fit.config.dp * fields.get("dp", fit.config.dp)
+        layout = replace(fit.config, **{"global_batch": int(batch), **fields})
+        system = replace(fit.system, **more)
+        if "bandwidth" in row:
+            known = hardware(row, roofline=False)["bandwidth"]
+            system = replace(system, bandwidth=known)
+    else:
+        shape, gating, usual = o.model_of(row)
+        fields = {"fused_attention": fused(row), **o.layout_fields(row, usual)}
+        dispatched = fields.get("dispatcher", "plain") != "plain"
+        fields = {**({"gpus_per_node": 8} if dispatched else {}), **fields}
+        layout = Layout.of(shape, Layout(**fields), gating)
+        known = hardware(row, roofline="utilization" not in row)
+        system = System(**{**known, **more})
+        if layout.world > 1 and "bandwidth" not in known:
+            raise LayoutError(
+                "more than one GPU needs a network, but no bandwidth is known: give "
+                "--bandwidth 25GB/s or --platform dgx-h100"
+            )
+    if name != "none":
+        layout, system = practice(name, layout, system, row.keys())
+    if imbalance_from is not None:
+        shares = measured_shares(imbalance_from, layout.model, int(layout.ep))
+        layout = replace(layout, imbalance=layout.ep * float(shares.max()))
+    return layout, system, name
 
 
-def _refuse_both(ctx: typer.Context, flag: str, names: Iterable[str]) -> None:
-    """Refuse options of what another one already gives."""
-    spelled = {p.name: max(p.opts, key=len) for p in ctx.command.params}
-    if twice := on_command_line(ctx, names):
-        raise LayoutError(
-            f"{spelled[flag]} and {', '.join(spelled[name] for name in twice)} give "
-            "the same: leave one of them out"
-        )
-
-
-def _parts(words: str) -> list[str]:
-    """Split what commas separate."""
-    return [part.strip() for part in words.split(",") if part.strip()]
-
-
-def _measured(path: Path) -> tuple[Configuration, dict[str, Any], Calibration]:
-    """Configuration and system of a captured run, and the fit."""
+def calibrated_on(
+    ctx: typer.Context, path: Path, chosen: dict[str, list[Any]]
+) -> Calibration:
+    """Fit the time model to a captured run, which gives model and system."""
     from moetraffic.analysis.times.calibration import calibrated
 
+    of_model = [n for n in chosen if o.PART.get(n) in ("model", "routing")]
+    source = ctx.get_parameter_source("model")
+    of_model += ["model"] * (source is not None and source.name == "COMMANDLINE")
+    if twice := [*of_model, *(n for n in ("platform", "gpu", "nic") if n in chosen)]:
+        raise LayoutError(
+            f"--calibrate and {', '.join(map(o.spelled, twice))} give the same: leave "
+            "one of them out"
+        )
     with Trace.open(path) as trace:
-        found = calibrated(trace)
-    fields = ("peak_flops", "utilization", "bandwidth")
-    known = {name: getattr(found.system, name) for name in fields}
-    return found.config, known, found
+        return calibrated(trace)
+
+
+def words(row: o.Row, fit: Calibration | None) -> str:
+    """Name the model and what it runs on."""
+    if fit is not None:
+        return "the captured model"
+    on = row.get("platform") or row.get("gpu", "A100 (default)")
+    model = row["model"] + " (default)" * (row["model"] == o.MODEL_NAME)
+    return f"{model} on {on}"
+
+
+def remarks(name: str, system: System) -> list[str]:
+    """State the practice that times are of, and a GPU without a compared run."""
+    notes = ["no practice of a library (--stack): nothing overlaps unless it is given"]
+    if name != "none":
+        notes = [f"practice {name}: {STACKS[name].source}"]
+    if system.gpu is not None and system.gpu.name not in COMPARED:
+        notes.append(
+            f"no published run on {system.gpu.name} was compared with the model"
+        )
+    return notes
+
+
+# ---- the studies ---------------------------------------------------------------------
+
+
+def estimates(
+    chosen: dict[str, list[Any]],
+    imbalance_from: Path | None,
+    fit: Calibration | None,
+    sensitive: bool,
+) -> tuple[Result, Chart]:
+    """Estimate each combination of values."""
+    from moetraffic import timemodel
+    from moetraffic.report.views import estimate as view
+
+    rows = o.combinations(chosen)
+    if len(rows) == 1:
+        (row,) = rows
+        layout, system, name = inputs_of(row, imbalance_from, fit)
+        found = timemodel.estimate(layout, system)
+        o.refuse_idle(
+            {n: v for n, v in row.items() if n != "stack"},
+            lambda values: inputs_of({**values, "stack": name}, imbalance_from, fit)[
+                :2
+            ],
+            lambda pair: view.facts(timemodel.estimate(*pair)),
+        )
+        moved = timemodel.sensitivity(layout, system) if sensitive else None
+        notes = [*remarks(name, system), *extrapolated(system, found)]
+        of = words(row, fit)
+        more = {"notes": notes, "sensitivity": moved, "calibration": fit}
+        result = view.one(found, of, **more)
+        return result, view.terms_chart(
+            [found], ["T_iter"], title=of, source=result.head
+        )
+    if sensitive:
+        raise LayoutError("a sensitivity is of one configuration: give no lists")
+    founds: list[Any] = []
+    refused: LayoutError | None = None
+    notes: list[str] = []
+    for row in rows:
+        try:
+            layout, system, name = inputs_of(row, imbalance_from, fit)
+            founds.append(timemodel.estimate(layout, system))
+            notes += remarks(name, system)
+        except LayoutError as error:
+            founds.append(None)
+            refused = refused or error
+    if refused is not None and not any(found is not None for found in founds):
+        raise refused
+    varied = o.varied(chosen)
+    notes = [*dict.fromkeys(notes), *([f"impossible: {refused}"] if refused else [])]
+    of = f"{words(rows[0], fit)}: {', '.join(varied[0])} vary"
+    result = view.several(founds, varied, of, notes)
+    pairs = [(f, view.named(v)) for f, v in zip(founds, varied, strict=True) if f]
+    drawn, labels = zip(*pairs, strict=True)
+    return result, view.terms_chart(drawn, labels, title=of, source=result.verdict[0])
+
+
+def extrapolated(system: System, found: Any) -> list[str]:
+    """Name calls that the measurements of a system do not surround."""
+    links = system.bandwidth
+    if not hasattr(links, "extrapolated"):
+        return []
+    beyond = [name for call in found.traffic if (name := links.extrapolated(call))]
+    return [f"extrapolated, not measured: {', '.join(dict.fromkeys(beyond))}"] * bool(
+        beyond
+    )
+
+
+def best_layouts(
+    model: str,
+    chosen: dict[str, list[Any]],
+    gpus: int,
+    imbalance_from: Path | None,
+) -> tuple[Result, Chart]:
+    """Search the fastest layouts; lists of values restrict what is tried."""
+    from moetraffic import timemodel
+    from moetraffic.report.views import estimate as view
+
+    among = {
+        name: values
+        for name, values in chosen.items()
+        if name in timemodel.COLUMNS and (gpus or name not in OF_THE_GPUS)
+    }
+    rest = {name: values for name, values in chosen.items() if name not in among}
+    if several := [n for n, v in rest.items() if len(v) > 1 and n not in OF_THE_GPUS]:
+        raise LayoutError(
+            f"a search is of one {several[0]}, but several are given: give one"
+        )
+    row = {"model": model} | {name: values[0] for name, values in rest.items()}
+    if imbalance_from is not None and "ep" not in among:
+        raise LayoutError(
+            "a measured imbalance is that of a number of expert-parallel ranks, but "
+            "--best tries several: give --ep"
+        )
+    one = {name: values[0] for name, values in among.items() if name == "ep"}
+    layout, system, name = inputs_of({**row, **one}, imbalance_from, None)
+    number = gpus or int(layout.world)
+    batch = row.get("global_batch") or EACH * number
+    if layout.fused_attention:  # which computes again what "selective" would
+        among.setdefault("recompute", ["none", "full"])
+    assert isinstance(layout.model, ModelShape)
+    found = timemodel.search(
+        layout.model,
+        system,
+        gpus=number,
+        global_batch=batch,
+        among=among,
+        **timemodel.shared(layout),
+    )
+    if not len(found.order):
+        least = float(np.min(found.estimate.memory.total)) / 1e9
+        raise LayoutError(
+            f"no configuration of {number} GPUs fits into memory, the smallest of "
+            f"which needs {least:.1f} GB: raise --gpus, or give --set memory_bytes=80e9"
+        )
+    of = f"{words(row, None)}, {number:,} GPUs, {batch:,} sequences an iteration"
+    result = view.best(found, of, remarks(name, system))
+    top = [found.at(n) for n in range(min(len(found.order), view.DRAWN))]
+    labels = [view.named(view.layout_row(r)) for r in result.rows("best")]
+    return result, view.terms_chart(
+        top, labels[: len(top)], title=f"Best layouts: {of}", source=result.verdict[0]
+    )
+
+
+def projection(
+    path: Path, gpus: str | None, efficiency: str, chosen: Sequence[str]
+) -> tuple[Result, Chart]:
+    """Project a captured run to other numbers of ranks."""
+    from moetraffic.analysis.times.calibration import step_times
+    from moetraffic.analysis.times.projection import collectives, measured_efficiency
+    from moetraffic.patterns.bandwidth import read_table
+    from moetraffic.report.views import estimate as view
+    from moetraffic.timemodel import projected_speedup
+
+    if others := [name for name in chosen if name != "gpus_per_node"]:
+        raise LayoutError(
+            f"--project takes all but --gpus and --efficiency from the captured run: "
+            f"leave out {', '.join(map(o.spelled, others))}"
+        )
+    ranks = positive_numbers(gpus or "", "--gpus are numbers of ranks", "--gpus 16,32")
+    if not efficiency:
+        raise LayoutError(
+            "a projection needs the network's efficiency on more ranks: give "
+            "--efficiency 0.8,0.6, or a file of moetraffic bench"
+        )
+    with Trace.open(path) as trace:
+        measured = step_times(trace)
+        rows = collectives(trace, measured.steps.tolist())
+    if is_table(efficiency):
+        per = int(dict(chosen).get("gpus_per_node", [8])[0])
+        table = read_table(efficiency)
+        reached = measured_efficiency(rows, table, measured.ranks, ranks, gpus=per)
+    else:
+        what = "efficiencies are numbers above 0"
+        given = positive_numbers(efficiency, what, "--efficiency 0.8,0.6", kind=float)
+        if len(given) not in (1, len(ranks)):
+            raise LayoutError(
+                f"there is one efficiency, or one for each of --gpus, but "
+                f"{len(given)} are given for {len(ranks)}: give as many"
+            )
+        reached = np.array(given * (len(ranks) // len(given)))
+    speedup = projected_speedup(measured.compute_s, measured.communication_s, reached)
+    result = view.projection(measured, ranks, reached, speedup, str(path))
+    return result, view.projection_chart(result, measured.ranks)

@@ -6,133 +6,134 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
-from moetraffic.cli.output import Printing, printed
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, Output, show
+from moetraffic.errors import LayoutError
 from moetraffic.patterns import PRESETS, Preset, preset
-from moetraffic.report.console.options import takes
-from moetraffic.tables import Table
-from moetraffic.units import short_count as number
+from moetraffic.patterns.bandwidth import Platform, Protocol, platforms, protocols
+from moetraffic.result import Result
+from moetraffic.units import short_count
 
-from .model_shape import SHAPE, model_of
-
-PARTS = ("models",)
+from . import choices as o
 
 
-@printed(PARTS)
-@takes(shape=SHAPE)
 def models(
-    name: Annotated[str, typer.Argument(help="Preset to show with all fields.")] = "",
-    *,
-    shape: dict[str, Any],
-    printing: Printing,
+    ctx: typer.Context,
+    name: Annotated[str, Argument(help="Preset to show with all its fields.")] = "",
+    layers: o.Layers = None,
+    hidden: o.Hidden = None,
+    heads: o.Heads = None,
+    experts: o.Experts = None,
+    k: o.K = None,
+    sequence: o.Tokens = None,
+    settings: o.Set = None,
+    help_fields: o.HelpFields = False,
+    tables: AllTables = False,
+    only: Only = None,
+    as_json: AsJson = False,
+    output: Output = None,
+    force: Force = False,
 ) -> None:
     """List the model presets, or show one with all its fields, or with other sizes.
 
     Example: moetraffic models mixtral-8x7b
     """
-    found = [_sized(preset(name), shape)] if name else list(PRESETS.values())
-    data = {"models": {one.name: as_dict(one) for one in found}}
-    shown = [described(found[0])] if name else named(found)
-    parts = {"models": [details(found[0]) if name else listing(found)]}
-    printing.present(data, *shown, parts=parts)
+    chosen = o.given(ctx.params, settings)
+    if chosen and not name:
+        raise LayoutError("sizes are of one model, but none is named: name it")
+    rows = o.combinations({"model": [name], **chosen}) if name else []
+    found = [sized(row) for row in rows] or list(PRESETS.values())
+    result = described(found[0]) if len(found) == 1 else listed(found)
+    show(result, tables=tables, only=only, as_json=as_json, output=output, force=force)
 
 
-def _sized(found: Preset, chosen: dict[str, Any]) -> Preset:
+def sized(row: o.Row) -> Preset:
     """Return a preset with other sizes, of which no parameter count is published."""
-    if all(value is None for value in chosen.values()):
-        return found
-    made, gating, _ = model_of(found.name, chosen)
-    return replace(found, model=made, gating=gating, published=0, left_out={})
+    base = preset(row["model"])
+    if len(row) == 1:
+        return base
+    shape, gating, _ = o.model_of(row)
+    return replace(base, model=shape, gating=gating, published=0, left_out={})
 
 
-def named(presets: list[Preset]) -> list[str]:
-    """Name presets by kind, with the range of their parameters."""
-    sizes = [one.parameters.total for one in presets]
-    lines = [
-        f"{len(presets)} presets of {number(min(sizes))} to {number(max(sizes))} "
-        "parameters; moetraffic models NAME describes one."
-    ]
-    for kind, moe in (("Mixtures of experts", True), ("Dense models", False)):
-        names = [one.name for one in presets if bool(one.model.experts) is moe]
-        lines.append(f"{kind}: {', '.join(names)}.")
-    return [
-        *lines,
-        "capture --model NAME trains one; --layers, --hidden ... resize it.",
-    ]
-
-
-def described(found: Preset) -> str:
-    """Describe a preset in one sentence: shape, parameters, source, and a remark."""
+def facts(found: Preset) -> dict[str, Any]:
+    """Return the figures of a preset that stand in a row."""
     shape, count = found.model, found.parameters
-    experts = (
-        f"{shape.experts} experts, k={found.gating.k}" if shape.experts else "dense"
-    )
-    published = ""
-    if found.published:
-        total = count.total + sum(dict(found.left_out).values())
-        published = f" ({total / found.published - 1:+.1%} from the published number)"
-    remark = f"; {found.remark}" if found.remark else ""
-    return (
-        f"{found.name}: {shape.layers} layers, hidden {shape.hidden}, {experts}; "
-        f"{count.total:,} parameters{published}, {number(count.active)} active; "
-        f"{found.source}{remark}."
-    )
-
-
-def as_dict(found: Preset) -> dict[str, Any]:
-    """Return a preset as plain data, with parameters by part."""
-    count = found.parameters
     return {
-        "model": asdict(found.model),
-        "gating": asdict(found.gating),
-        "micro_batch": found.micro_batch,
-        "parameters": {**asdict(count), "total": count.total},
-        "published": found.published or None,
-        "left_out": dict(found.left_out),
-        "source": found.source,
-        "remark": found.remark,
+        "model": found.name,
+        **{"layers": shape.layers, "hidden": shape.hidden},
+        **{"experts": shape.experts, "k": found.gating.k if shape.experts else None},
+        **{"parameters": count.total, "active_parameters": count.active},
+        "origin": found.source,
     }
 
 
-def listing(presets: list[Preset]) -> Table:
-    """Tabulate presets, a row each."""
-    columns = ("layers", "hidden", "experts", "k", "parameters", "active")
-    rows = [
-        (
-            one.name,
-            one.model.layers,
-            str(one.model.hidden),
-            one.model.experts or "dense",
-            one.gating.k if one.model.experts else None,
-            number(one.parameters.total),
-            number(one.parameters.active),
-            one.source,
-        )
-        for one in presets
-    ]
-    return Table(
-        columns={"model": "", **dict.fromkeys(columns, ">"), "source": ""}, rows=rows
+def listed(found: list[Preset]) -> Result:
+    """Show presets, a row each."""
+    sizes = [one.parameters.total for one in found]
+    sparse = sum(bool(one.model.experts) for one in found)
+    return Result(
+        verb="models",
+        head=f"{len(found)} models of {short_count(min(sizes))} to "
+        f"{short_count(max(sizes))} parameters, {sparse} of them mixtures of experts",
+        tables={
+            "models": [facts(one) for one in found],
+            "platforms": [systems(p) for p in platforms().values()],
+            "protocols": [systems(p) for p in protocols().values()],
+        },
+        screen=("models",),
+        verdict=(
+            "moetraffic models NAME describes one; capture --model NAME trains it.",
+            "Systems of estimate --platform: --only platforms.",
+        ),
     )
 
 
-def details(found: Preset) -> Table:
-    """Tabulate one preset: the fields that differ from the default, and its sizes."""
-    shape, default, told = found.model, type(found.model)(), as_dict(found)
-    always = ("layers", "hidden", "heads")
-    rows = {
+def systems(found: Platform | Protocol) -> dict[str, Any]:
+    """Return the published properties of a system or protocol."""
+    row = {"platform": found.name, **asdict(found)}
+    row["origin"] = row.pop("source", None)
+    return {name: value for name, value in row.items() if name != "name"}
+
+
+def described(found: Preset) -> Result:
+    """Show one preset: its sizes, and all fields that differ from the default."""
+    shape, count = found.model, found.parameters
+    default = type(shape)()
+    parts = {**asdict(count), "total": count.total}
+    fields = {
         name: value
-        for name, value in told["model"].items()
-        if value != getattr(default, name) or name in always
+        for name, value in asdict(shape).items()
+        if value != getattr(default, name) or name in ("layers", "hidden", "heads")
     }
     if shape.experts:
-        gating = told["gating"]
-        options = gating.pop("options")
-        rows |= gating | {f"router's {name}": v for name, v in options.items()}
-    sizes = told["parameters"]
+        fields |= {n: v for n, v in asdict(found.gating).items() if n != "options"}
+        fields |= {f"router's {n}": v for n, v in found.gating.options.items()}
+    published = "no number is published"
     if found.published:
-        sizes["published"] = found.published
-    rows |= {"micro_batch": found.micro_batch}
-    rows |= {f"{part} parameters": f"{n:,}" for part, n in sizes.items()}
-    rows |= {f"left out: {part}": f"{n:,}" for part, n in found.left_out.items()}
-    rows |= {name: told[name] for name in ("source", "remark") if told[name]}
-    return Table(rows=[(n.replace("_", " "), str(value)) for n, value in rows.items()])
+        total = count.total + sum(found.left_out.values())
+        published = f"{total / found.published - 1:+.1%} from the published number"
+    return Result(
+        verb="models",
+        head=f"{found.name}: {found.source}",
+        tables={
+            "fields": [{"field": n, "fact": str(v)} for n, v in fields.items()],
+            "parameters": [
+                {"parameters_of": part, "parameters": n} for part, n in parts.items()
+            ],
+        },
+        screen=("fields",),
+        verdict=(
+            f"{count.total:,} parameters ({published}), {short_count(count.active)} of "
+            "them active for a token.",
+        ),
+        notes=tuple(
+            [*([found.remark] if found.remark else [])]
+            + [
+                f"left out of the count: {part}, {n:,}"
+                for part, n in found.left_out.items()
+            ]
+        ),
+        data={"micro_batch": found.micro_batch, "gating": asdict(found.gating)},
+    )

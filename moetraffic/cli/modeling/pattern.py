@@ -2,255 +2,214 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer import Option
 
-from moetraffic.cli.output import Printing, Shown, printed
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, show
 from moetraffic.errors import LayoutError
 from moetraffic.files import validate_outputs
 from moetraffic.patterns import (
     Gating,
+    Layout,
     ModelShape,
-    Parallelism,
-    ParameterCount,
+    Pattern,
+    megatron_pattern,
     parameter_count,
+    traffic_matrices,
+    trained_pattern,
 )
-from moetraffic.patterns.algorithms import ALGORITHMS
-from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.rules import choose
-from moetraffic.patterns.stage import Shares
-from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
-from moetraffic.patterns.traffic import traffic_matrices
-from moetraffic.patterns.workload_pattern import trained_pattern
-from moetraffic.patterns.workloads.router_spec import DISPATCH_FORMS
-from moetraffic.report.console.options import (
-    Force,
-    Plot,
-    Setting,
-    field_options,
-    option,
-    takes,
-    trace_output,
-)
+from moetraffic.patterns.collectives import ALGORITHMS
+from moetraffic.report.console.options import Plot
+from moetraffic.report.write import SUFFIXES
+from moetraffic.spelling import check_choice
 
-from .assumptions import measured_shares
-from .layout import LAYOUT, MICRO_BATCH, usual_micro_batches
-from .model_shape import MODEL, MODEL_HELP, SHAPE, based_on, model_of
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
-PARTS = ("traffic", "groups", "calls")
+from . import choices as o
+from .system import hardware, measured_shares
 
 LIBRARIES = ("megatron", "moetraffic")
 
-GRID = field_options(
-    Parallelism,
-    "Parallelism",
-    {
-        **LAYOUT,
-        "order": "Order of the parallel axes over ranks, fastest-varying first.",
-        "synchronization": Setting(
-            f"Synchronization of replicas: {', '.join(SYNCHRONIZATIONS)}.",
-            shown="by ZeRO stage",
-        ),
-        "bucket_mib": Setting("Size of DDP's buckets in MiB.", shown="1, then 25"),
-        "gpus_per_node": Setting(
-            "Number of ranks per node; 0: all ranks on one node.", rule={"min": 0}
-        ),
-    },
-)
-TRAINING = field_options(
-    Parallelism,
-    "Training",
-    {
-        "micro_batch": MICRO_BATCH,
-        "accumulation": Setting(
-            "Number of micro-batches per iteration.",
-            shown="pp; 2 x pp with dualpipe",
-            kind=int | None,
-            default=None,
-        ),
-    },
-)
-ROUTING = field_options(
-    Gating,
-    "Routing",
-    {
-        "dispatch": Setting(
-            "Dispatch form: dropless, dropped or padded.", shown="the preset's"
-        ),
-        "capacity_factor": Setting(
-            "Expert capacity, relative to a balanced load, of padded experts.",
-            shown="the preset's",
-            rule={"above": 0},
-        ),
-    },
-    optional=True,
-)
+
+class Made(NamedTuple):
+    """A pattern with what it is of, and its matrices by kind of traffic."""
+
+    shape: ModelShape
+    gating: Gating
+    pattern: Pattern
+    matrices: Mapping[str, Any]  # csr [R, R]
 
 
-@printed(PARTS, plot=Plot)
-@takes(shape=SHAPE, grid=GRID, training=TRAINING, routing=ROUTING)
+Inputs = tuple[ModelShape, Layout, Gating, tuple[Any, ...]]
+"""Model, layout, routing and shares of the ranks."""
+
+
 def pattern(
     ctx: typer.Context,
-    model: str = option(MODEL, MODEL_HELP),
-    library: str = option(
-        "megatron",
-        "Library whose calls are computed: megatron, or moetraffic (the training "
-        "of moetraffic capture).",
-        choices=LIBRARIES,
-    ),
-    algorithm: str = option(
-        "ring", f"Algorithm of collectives: {', '.join(ALGORITHMS)}."
-    ),
-    global_batch: int | None = option(
-        None,
-        "Number of sequences per iteration (global batch size).",
-        panel="Training",
-        shown="micro-batch x dp x --accumulation",
-        min=1,
-    ),
-    imbalance_from: Path | None = option(
-        None,
-        "Trace whose measured load at --ep ranks gives the ranks' shares.",
-        panel="Routing",
-        shown="equal shares",
-    ),
-    output: Path | None = trace_output(None),
-    iterations: int = option(1, "Number of iterations in the trace."),
+    model: o.Model = o.MODEL_NAME,
+    layers: o.Layers = None,
+    hidden: o.Hidden = None,
+    heads: o.Heads = None,
+    experts: o.Experts = None,
+    k: o.K = None,
+    sequence: o.Tokens = None,
+    vocabulary: o.Vocabulary = None,
+    pp: o.Pp = None,
+    tp: o.Tp = None,
+    dp: o.Dp = None,
+    ep: o.Ep = None,
+    etp: o.Etp = None,
+    cp: o.Cp = None,
+    virtual: o.Virtual = None,
+    schedule: o.Schedule = None,
+    zero: o.Zero = None,
+    shard: o.Shard = None,
+    sequence_parallel: o.SequenceParallel = False,
+    recompute: o.Recompute = None,
+    dispatcher: o.Dispatcher = None,
+    gpus_per_node: o.GpusPerNode = None,
+    micro_batch: o.MicroBatch = None,
+    global_batch: o.GlobalBatch = None,
+    imbalance_from: o.ImbalanceFrom = None,
+    settings: o.Set = None,
+    help_fields: o.HelpFields = False,
+    library: Annotated[
+        str, Option(help="Library whose calls are computed: megatron or moetraffic.")
+    ] = "megatron",
+    algorithm: Annotated[
+        str, Option(help=f"Algorithm of collectives: {', '.join(ALGORITHMS)}.")
+    ] = "ring",
+    platform: Annotated[
+        str, Option(help="Published system, or a file of moetraffic bench, for times.")
+    ] = "",
+    output: Annotated[
+        Path | None,
+        Option("-o", "--output", help="Trace to write (.h5), or tables (.json, .csv)."),
+    ] = None,
+    iterations: Annotated[int, Option(help="Iterations of the trace.", min=1)] = 1,
+    plot: Plot = None,
+    tables: AllTables = False,
+    only: Only = None,
+    as_json: AsJson = False,
     force: Force = False,
-    *,
-    shape: dict[str, Any],
-    grid: dict[str, Any],
-    training: dict[str, Any],
-    routing: dict[str, Any],
-    printing: Printing,
 ) -> None:
     """Compute the collectives of an iteration: bytes, groups, order and matrices.
 
+    Options of the model and layout take lists: --dp 1,2,4 is one table of all.
+
     Example: moetraffic pattern --model gpt2-large --pp 4 --tp 2 --dp 4 --plot m.png
     """
-    validate_outputs((printing.plot, output), (imbalance_from,), force=force)
-    of, routed, batch = model_of(model, shape)
-    chosen = {name: value for name, value in routing.items() if value is not None}
-    gating = replace(routed, **chosen)
-    choose("dispatch", gating.dispatch, DISPATCH_FORMS)
-    if global_batch is not None and training["accumulation"] is not None:
+    validate_outputs((plot, output), (imbalance_from,), force=force)
+    check_choice("--library", library, LIBRARIES, LayoutError)
+    check_choice("--algorithm", algorithm, ALGORITHMS, LayoutError)
+    chosen = {"model": o.parts(model), **o.given(ctx.params, settings)}
+    if of_system := [name for name in chosen if o.PART.get(name) == "system"]:
         raise LayoutError(
-            "--global-batch gives the number of micro-batches, but --accumulation is "
-            "given, too: leave one out"
+            f"{', '.join(of_system)} is of a system, which estimate has: leave it out"
         )
-    for name, value in (
-        ("micro_batch", batch),
-        ("accumulation", usual_micro_batches(grid["pp"], grid["schedule"])),
-    ):
-        if training[name] is None:
-            training[name] = value
-    plan = Parallelism(**grid, **training, global_batch=global_batch)
-    shares: Shares = ()
-    if imbalance_from is not None:
-        if library != "megatron":
+
+    def inputs(row: o.Row) -> Inputs:
+        shape, gating, usual = o.model_of(row)
+        layout, shares = Layout(**o.layout_fields(row, usual)), ()
+        if imbalance_from is not None:
+            measured = measured_shares(imbalance_from, shape, int(layout.ep))
+            shares = tuple(map(tuple, measured.tolist()))
+        return shape, layout, gating, shares
+
+    def made_of(of: Inputs) -> Made:
+        shape, layout, gating, shares = of
+        if library == "megatron":
+            calls = megatron_pattern(shape, layout, gating, shares=shares)
+        elif imbalance_from is None:
+            calls = trained_pattern(shape, layout, gating)
+        else:
             raise LayoutError(
                 "moetraffic's own training does not have --imbalance-from: leave it "
                 "out, or use --library megatron"
             )
-        measured = measured_shares(imbalance_from, of, plan.ep)
-        shares = tuple(map(tuple, measured.tolist()))
-    if library == "megatron":
-        made = megatron_pattern(of, plan, gating, shares=shares)
-    else:
-        made = trained_pattern(of, plan, gating)
-    if not made.kinds:
-        raise LayoutError(
-            "a single rank sends nothing, but tp x cp x dp x pp is "
-            f"{' x '.join(str(grid[axis]) for axis in ('tp', 'cp', 'dp', 'pp'))}: "
-            "raise one of them"
+        if not calls.kinds:
+            raise LayoutError(
+                "a single rank sends nothing: raise --dp, --tp, --pp or --cp"
+            )
+        nodes = int(layout.gpus_per_node)
+        sent = traffic_matrices(calls, algorithm=algorithm, gpus_per_node=nodes)
+        return Made(shape, gating, calls, sent)
+
+    from moetraffic.report.views import pattern as view
+    from moetraffic.report.views.estimate import head
+
+    rows = o.combinations(chosen)
+    made, results = [made_of(inputs(row)) for row in rows], []
+    for row, each in zip(rows, made, strict=True):
+        if len(rows) == 1:
+            o.refuse_idle(row, inputs, lambda of: compared(made_of(of)))
+        layout = Layout.of(each.shape, each.pattern.layout, each.gating)
+        times = seconds_of(layout, row, platform) if platform else None
+        count = parameter_count(each.shape, k=each.gating.k)
+        results.append(
+            view.pattern_result(
+                each.pattern,
+                each.matrices,
+                head(layout, each.pattern.name),
+                algorithm=algorithm,
+                times=times,
+                data={"parameters": {"total": count.total, "active": count.active}},
+            )
         )
-    nodes = plan.gpus_per_node
-    matrices = traffic_matrices(made, algorithm=algorithm, gpus_per_node=nodes)
-    if output is not None:
+    result = results[0] if len(rows) == 1 else view.joined(results, o.varied(chosen))
+    trace = output if output and output.suffix not in SUFFIXES else None
+    if trace is not None and len(rows) > 1:
+        raise LayoutError("a trace is of one configuration: give no lists of values")
+    if trace is not None:
         from moetraffic.analysis.pattern_trace import pattern_trace
 
-        tokens = plan.micro_batch * plan.accumulation * of.window
-        made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
-        made_trace.save(output, force=force)
-    from moetraffic.report.trained import shape_words
+        plan = made[0].pattern.layout
+        tokens = int(plan.micro_batch * plan.accumulation * made[0].shape.window)
+        found = pattern_trace(made[0].pattern, iterations=iterations, tokens=tokens)
+        found.save(trace, force=force)
+    if plot is not None:
+        from moetraffic.report import figures
 
-    count = parameter_count(of, k=gating.k)
-    written = [printing.plot, output]
-    as_json = printing.as_json
-    words = f"{based_on(ctx, of, gating, shape)}, {shape_words(of, gating.k)}"
-    shown = _shown(of, count, made, matrices, plan, algorithm, as_json, written)
-    shown.summary.insert(1, f"Model: {words}.")
-    printing.present(
-        shown.data,
-        *shown.summary,
-        parts=shown.parts,
-        written=(output,),
-        chart=shown.chart,
-    )
-
-
-def _shown(
-    shape: ModelShape,
-    count: ParameterCount,
-    made: Pattern,
-    matrices: Mapping[str, csr_array],
-    plan: Parallelism,
-    algorithm: str,
-    as_json: bool,
-    written: Sequence[Path | None],
-) -> Shown:
-    from moetraffic.report.results import pattern as report
-    from moetraffic.report.trained import batch_words
-
-    g = plan
-    batch = batch_words(g.accumulation, g.micro_batch, g.dp, shape.sequence)
-    sizes = {
-        "PP": g.pp,
-        "TP": g.tp,
-        "DP": g.dp,
-        "CP": g.cp if g.cp > 1 else 0,
-        "EP": g.ep if shape.experts else 0,
-    }
-    layout = ", ".join(f"{name} {size}" for name, size in sizes.items() if size)
-    chart, told = None, {}
-    if written[0]:
-        chart = report.heatmaps(
-            matrices,
-            title=f"{made.name} on {g.world} ranks: bytes between ranks",
-            source=f"Computed for {layout}; {plan.accumulation} micro-batches of "
-            f"{plan.micro_batch} sequences, {plan.dtype}, gradients "
-            f"{plan.gradients} by {plan.synchronized}; collectives as "
-            f"{algorithm}",
-            stage=g.world // g.pp if g.pp > 1 and g.order.endswith("pp") else 0,
+        first = made[0].pattern
+        chart = (
+            view.kinds_chart(result)
+            if len(rows) > 1
+            else view.heatmaps(
+                made[0].matrices,
+                title=f"{first.name} on {first.layout.world} ranks",
+                source=f"Computed for {result.head}; collectives as {algorithm}",
+                stage=view.stage_ranks(first.layout),
+            )
         )
-    if as_json:  # [R, R] cells of each kind
-        told = report.as_dict(made, matrices)
-        told["parameters"] = {"total": count.total, "active": count.active}
-        told |= {"algorithm": algorithm, "files": [str(p) for p in written if p]}
-    figures = report.traffic_figures(made, matrices)
-    traffic = report.traffic_table(figures)
-    note = f"Between ranks: bytes of an iteration with {algorithm} collectives."
-    most = "Bottleneck rank: the rank that sends most of a kind (with "
-    most += "--imbalance-from, in each exchange the rank that sends or receives most)."
-    payload = "payload: input bytes of a group member"
-    return Shown(
-        summary=[
-            report.sentence(made, matrices, figures, layout, batch),
-            note,
-        ],
-        parts={
-            "traffic": [traffic, note, most],
-            "groups": [report.groups_table(made)],
-            "calls": [report.calls_table(made), payload],
-        },
-        chart=chart,
-        data=told,
+        figures.save(chart, plot)
+    show(
+        result,
+        as_json=as_json,
+        tables=tables,
+        only=only,
+        output=None if trace else output,
+        force=force,
     )
+
+
+def compared(made: Made) -> Any:
+    """Return what two patterns are compared by."""
+    sent = {
+        kind: (m.indptr.tobytes(), m.indices.tobytes(), m.data.tobytes())
+        for kind, m in made.matrices.items()
+    }
+    return made.pattern.rows(), sent
+
+
+def seconds_of(layout: Layout, row: o.Row, platform: str) -> dict[str, float]:
+    """Estimate the seconds that each kind of traffic takes on a platform."""
+    from moetraffic.timemodel import System, estimate
+
+    system = System(**hardware({**row, "platform": platform}, roofline=False))
+    found = estimate(layout, system)
+    spent = {k: float(v) for k, v in found.communication.items()}
+    times = {kind: spent[kind.lower()] for kind in ("PP", "EP", "CP")}
+    times |= {"TP": spent["tp"] + spent["ends"], "DP": spent["dp"] + spent["edp"]}
+    return times | {"EmbTableSync": spent["embedding"]}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from moetraffic.cli.output import Printing, printed
 from moetraffic.files import validate_outputs
-from moetraffic.patterns import Parallelism
-from moetraffic.patterns.layouts.placement import PLACEMENTS
+from moetraffic.patterns import Layout
+from moetraffic.patterns.placement import PLACEMENTS
 from moetraffic.report.console.options import (
     Force,
     TraceFile,
@@ -49,7 +49,7 @@ def place(
         min=0,
     ),
     order: str = option(
-        Parallelism().order,
+        Layout().order,
         "Order of the parallel axes over ranks, fastest-varying first.",
     ),
     force: Force = False,

@@ -12,7 +12,7 @@ from moetraffic.cli.output import json_text, make_folder, progress
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
-from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
 from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.report.console.terminal import Paper, announce, say
 from moetraffic.result import table_lines
@@ -53,7 +53,7 @@ def demo(
     workload = Workload(
         model=ModelShape(layers=4, hidden=128, experts=EXPERTS, moe_every=2),
         gating=Gating(router="topk", k=2, dispatch="dropless"),
-        layout=Parallelism(dp=nproc, ep=nproc),
+        layout=Layout(dp=nproc, ep=nproc),
         training=Training(iterations=iterations, corpus=corpus or ""),
     )
     check_workload(workload, ranks=nproc)

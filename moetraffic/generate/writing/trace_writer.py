@@ -26,7 +26,7 @@ from moetraffic.generate.generator import Demand
 from moetraffic.generate.parametric.model import TrafficModel
 from moetraffic.generate.parametric.presets import preset_model
 from moetraffic.generate.parametric.what_if import Knobs
-from moetraffic.patterns import Parallelism
+from moetraffic.patterns import Layout
 from moetraffic.trace import Group, Meta, Steps, Trace
 from moetraffic.trace.matrix import contiguous_placement
 from moetraffic.trace.panel import (
@@ -234,7 +234,7 @@ class _Builder:
         self.demand, self.scene, self.scratch = demand, scene, scratch
         self.seed, self.rhythm = seed, rhythm
         # contiguous ranks, as Megatron's order has them
-        layout = Parallelism(dp=scene.ranks, ep=scene.ep)
+        layout = Layout(dp=scene.ranks, ep=scene.ep)
         self.groups = [Group(kind="ep", ranks=tuple(g)) for g in layout.groups("ep")]
         self.done = 0
         self.step_times: list[Int64] = []

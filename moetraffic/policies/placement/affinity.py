@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
-from moetraffic.patterns.layouts.placement import replicate
+from moetraffic.patterns.placement import replicate
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import ExpertPlacement
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.patterns.layouts.placement import place
+from moetraffic.patterns.placement import place
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import ExpertPlacement
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.layouts.placement import replicate
+from moetraffic.patterns.placement import replicate
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import ExpertPlacement
 

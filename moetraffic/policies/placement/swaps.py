@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moetraffic.arrays import Float64
-from moetraffic.patterns.layouts.placement import place
+from moetraffic.patterns.placement import place
 from moetraffic.policies.exchange_series import LayerKey
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import ExpertPlacement

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Optional, TypeVar, get_type_hints
 import typer
 
 from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError, TraceError
-from moetraffic.patterns.algorithms import ALGORITHMS
+from moetraffic.patterns.collectives import ALGORITHMS
 from moetraffic.report.chart import picture_format
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers

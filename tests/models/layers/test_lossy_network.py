@@ -14,12 +14,12 @@ from moetraffic.models.virtual_training import VirtualTraining
 from moetraffic.patterns import (
     Dropping,
     Gating,
+    Layout,
     ModelShape,
-    Parallelism,
     Training,
     Workload,
 )
-from moetraffic.patterns.workloads.dropping import PATTERNS
+from moetraffic.workload.training import PATTERNS
 
 ROWS, WIDTH = 4096, 128  # a row has 512 bytes: 8 of them fill a packet
 
@@ -171,7 +171,7 @@ def test_each_step_layer_and_seed_loses_elsewhere_but_always_the_same() -> None:
 WORK = Workload(
     model=ModelShape(layers=2, hidden=32, heads=2, sequence=32, experts=4),
     gating=Gating(),
-    layout=Parallelism(dp=4, ep=2),
+    layout=Layout(dp=4, ep=2),
     training=Training(iterations=3, micro_batch=2, accumulation=2, virtual=True),
 )
 

@@ -10,7 +10,7 @@ from torch import nn
 from moetraffic.errors import LayoutError
 from moetraffic.models import GradientBucket, ParameterSets, connect
 from moetraffic.models.parallelism.gradients import ReplicatedUpdate, gradient_norm
-from moetraffic.patterns import Parallelism, Training
+from moetraffic.patterns import Layout, Training
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ from moetraffic.patterns import Parallelism, Training
 def test_gradients_are_means_and_one_factor_clips_all(
     layout: dict[str, int], run_ranks: Callable[..., list[Any]]
 ) -> None:
-    whole = Parallelism(**layout)
+    whole = Layout(**layout)
     dp, ep, tp, pp = whole.dp, whole.ep, whole.tp, whole.pp
     ranks = run_ranks("norms", whole.world, layout=layout)
     # the dense gradient of replica r is r; expert e's is e on each of its copies; the
@@ -72,7 +72,7 @@ def test_a_bucket_collects_gradients_without_copies() -> None:
 def test_norm_of_one_process() -> None:
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     shares = ParameterSets(replicated=[a], split=[], experts=[b])
-    groups = connect(Parallelism())
+    groups = connect(Layout())
     updates = ReplicatedUpdate(nn.Module(), shares, groups, Training())
     updates.dense.flat.fill_(3)
     updates.experts.flat.fill_(4)
@@ -81,11 +81,11 @@ def test_norm_of_one_process() -> None:
 
 def test_too_few_ranks_are_refused() -> None:
     with pytest.raises(LayoutError, match=r"4 x 1 x 1 x 1 = 4 and 1 were started"):
-        connect(Parallelism(dp=4))
+        connect(Layout(dp=4))
 
 
 def test_placement_is_contiguous() -> None:
-    groups = connect(Parallelism())
+    groups = connect(Layout())
     assert groups.placement(3) == (0, 0, 0)
     kinds = ("world", "dp", "ep", "edp", "tp", "pp", "embedding")
     assert groups.by_kind() == dict.fromkeys(kinds)

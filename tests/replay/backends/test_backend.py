@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment
-from moetraffic.patterns.bandwidth.moved_bytes import CUT
 from moetraffic.replay import make_plan
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.backends import backend as backends
@@ -64,7 +63,7 @@ def call_of(moves, rank, kind, group, size, sender=-1, receiver=-1) -> Call:
         sends, gets = pairs[me].tolist(), pairs[:, me].tolist()
         send, receive = [sum(sends)], [sum(gets)]
     else:
-        whole = size // width * width if kind in CUT else size
+        whole = size // width * width if kind in ("reduce_scatter", "scatter") else size
         ends = (np.array([end], np.int32) for end in (sender, receiver))
         send, receive = buffers(kind, np.array([whole]), np.array([width]), rank, *ends)
     return Call(

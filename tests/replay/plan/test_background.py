@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import LayoutError, ReplayError
-from moetraffic.patterns.algorithms import collective_matrix
-from moetraffic.patterns.traffic import traffic_matrix
+from moetraffic.patterns.collectives import collective_matrix
+from moetraffic.patterns.matrices import traffic_matrix
 from moetraffic.replay.plan.background import BackgroundPattern, pass_order
 
 LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
@@ -60,7 +60,7 @@ def test_their_order_is_that_of_every_rank_but_for_messages():
             if e.call.operation != "send_recv"
             and len(pattern.group(e.call.group, rank)) > 1
         ]
-        if pattern.grid.pp == 1:
+        if pattern.layout.pp == 1:
             assert mine == told
         assert sorted(mine) == sorted(told)
         # the last stage's order contradicts the first's at messages alone

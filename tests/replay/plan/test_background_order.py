@@ -28,7 +28,7 @@ def planned(layout, *, iterations=2, micro_batch=1):
     plan = make_plan(
         pattern_trace(pattern, iterations=iterations),
         dense=False,
-        background=asked.traffic(pattern.grid.world),
+        background=asked.traffic(pattern.layout.world),
     )
     return plan, pattern
 
@@ -61,7 +61,7 @@ def told(pattern, rank):
 )
 def test_each_rank_calls_in_the_order_of_the_pattern(layout):
     plan, pattern = planned(layout)
-    for rank in range(pattern.grid.world):
+    for rank in range(pattern.layout.world):
         assert sequence(plan, rank) == told(pattern, rank)
 
 
@@ -71,7 +71,7 @@ def test_each_rank_calls_in_the_order_of_the_pattern(layout):
 )
 def test_stages_of_a_pipeline_keep_their_order_but_for_messages(layout, most):
     plan, pattern = planned(layout)
-    for rank in range(pattern.grid.world):
+    for rank in range(pattern.layout.world):
         mine = [c for c in sequence(plan, rank) if c[0] != "send_recv"]
         theirs = [c for c in told(pattern, rank) if c[0] != "send_recv"]
         assert sorted(mine) == sorted(theirs)

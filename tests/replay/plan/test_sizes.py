@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.patterns.algorithms import collective_matrix
-from moetraffic.patterns.bandwidth.collective import wire_bytes
-from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
+from moetraffic.patterns.collectives import collective_matrix
+from moetraffic.patterns.collectives import wire_bytes
+from moetraffic.patterns.collectives import sizes, traffic_bytes
 from moetraffic.replay import make_plan
 from moetraffic.replay.backends.backend import Backend, Call
 from moetraffic.replay.execution import timed_pass

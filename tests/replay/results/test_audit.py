@@ -14,7 +14,7 @@ from moetraffic.analysis.times.completion import (
 from moetraffic.analysis.times.ratios import compare_times
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
-from moetraffic.patterns.bandwidth.collective import wire_bytes
+from moetraffic.patterns.collectives import wire_bytes
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.program import Timing

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import LayoutError, TraceError
-from moetraffic.patterns import Parallelism
-from moetraffic.patterns.layouts.placement import place
+from moetraffic.patterns import Layout
+from moetraffic.patterns.placement import place
 from moetraffic.trace import ALL_TO_ALL, Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT, TRANSPOSED_PHASES
 from moetraffic.trace.panel import ArrayPanel
@@ -40,7 +40,7 @@ def made(
     rng = np.random.default_rng(seed)
     share = rng.dirichlet(np.full(experts, 0.5), size=(2, 1))
     groups = [
-        Group(kind="ep", ranks=r) for r in Parallelism(dp=ranks, ep=ep).groups("ep")
+        Group(kind="ep", ranks=r) for r in Layout(dp=ranks, ep=ep).groups("ep")
     ]
     layers = []
     for slot, layer in [(s, n) for s in range(1 + evaluates) for n in range(2)]:
@@ -98,7 +98,7 @@ def to(
 
     return Relocation(
         ranks=ranks,
-        groups=Parallelism(dp=ranks, ep=ep).groups("ep"),
+        groups=Layout(dp=ranks, ep=ep).groups("ep"),
         place=partial(put),
         every=every,
     )

@@ -1,0 +1,599 @@
+"""Measured bandwidths of collectives, their fits, and published systems by name.
+
+What a collective gets of a network is measured, not computed: it depends on ranks,
+nodes, size, platform and protocol.  A :class:`BandwidthTable` answers in between:
+
+- between two measured sizes, time is the Hockney fit of that curve times the residuals,
+  whose logarithm is linear in log(size): measurements are met exactly; outside of the
+  measured sizes the outermost residual stays;
+- between two measured numbers of ranks, log(bus bandwidth) is linear in log(ranks);
+  outside of them, time follows the nearest curve's fit in steps and wire bytes.
+
+With fewer than three sizes, or times that do not grow with size, the model is the bus
+bandwidth of the largest message.  Another number of nodes, platform or protocol than
+measured has no answer.  One pair (alpha, beta) fits one topology and number of ranks.
+
+References
+----------
+R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2",
+Parallel Computing 20 (1994) 389.
+B. Iglewicz, D. C. Hoaglin, "How to Detect and Handle Outliers" (1993): a value whose
+distance from the median exceeds 3.5 x MAD / 0.6745 is one.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.arrays import Bool, Float64
+from moetraffic.data import published
+from moetraffic.errors import AnalysisError, LayoutError
+from moetraffic.spelling import check_choice
+
+from .collectives import COLLECTIVES, UNEVEN, convention, steps, wire_bytes
+
+FAR = 3.5 / 0.6745
+"""Median absolute deviations from the median from which on a value is an outlier."""
+
+SMALLEST = 0.05
+"""Relative deviations below this are scatter, however small the others are."""
+
+USABLE = 0.5
+"""Median residual at sizes left out, above which a fit is not to be used."""
+
+
+# ---- Hockney's model -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hockney:
+    """``T = alpha steps + wire / beta``: latency of a step, bus bandwidth."""
+
+    alpha_s: float
+    beta_bytes_s: float  # infinity where time does not grow with size
+
+    def time_s(
+        self, collective: str, ranks: npt.ArrayLike, size_bytes: npt.ArrayLike
+    ) -> Float64:
+        """Time of collectives; arrays are broadcast against each other.
+
+        Examples
+        --------
+        >>> float(Hockney(alpha_s=1e-6, beta_bytes_s=1e9).time_s("all_reduce", 4, 1000))
+        7.5e-06
+        """
+        wire = wire_bytes(collective, ranks, size_bytes)
+        return self.alpha_s * steps(collective, ranks) + wire / self.beta_bytes_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class HockneyFit:
+    """A fit and how far each measurement is from it."""
+
+    model: Hockney
+    residual: Float64  # [k] measured over fitted time - 1
+    left_out: Float64  # [k] the same, fitted without measurements of that size
+    outlier: Bool  # [k] by the residual that was left out
+
+    @property
+    def median(self) -> float:
+        """Median of the absolute residuals that were left out."""
+        return float(np.median(np.abs(self.left_out)))
+
+    @property
+    def usable(self) -> bool:
+        """Whether times at sizes that were left out are within half of the fit's."""
+        return self.median <= USABLE
+
+
+def hockney_fit(
+    collective: str,
+    ranks: npt.ArrayLike,
+    size_bytes: npt.ArrayLike,
+    time_s: npt.ArrayLike,
+) -> HockneyFit:
+    """Fit alpha and beta to ``[k]`` sizes and times by least relative deviations.
+
+    Not their squares: single slow measurements (another job on the network) must not
+    move it.  ``ranks`` is a number, or ``[k]``.
+
+    Raises
+    ------
+    AnalysisError
+        If there are not measurements of three sizes or more, all positive.
+
+    Examples
+    --------
+    >>> size = np.array([1e3, 1e5, 1e6, 1e7])
+    >>> fit = hockney_fit("broadcast", 2, size, 5e-6 + size / 2e9)
+    >>> round(fit.model.alpha_s * 1e6, 6), round(fit.model.beta_bytes_s / 1e9, 6)
+    (5.0, 2.0)
+    """
+    size = np.asarray(size_bytes, np.float64)
+    took = np.asarray(time_s, np.float64)
+    ok = size.shape == took.shape and size.ndim == 1
+    if not ok or len(np.unique(size)) < 3 or not (np.minimum(size, took) > 0).all():
+        raise AnalysisError(
+            f"a fit needs positive times of three sizes or more, but sizes are {size} "
+            f"and times {took}: measure more sizes"
+        )
+    rounds = np.broadcast_to(steps(collective, ranks), size.shape)
+    wire = np.broadcast_to(wire_bytes(collective, ranks, size), size.shape)
+
+    def predicted(keep: Bool) -> tuple[Hockney, Float64]:
+        model = _fitted(rounds[keep], wire[keep], took[keep])
+        return model, model.alpha_s * rounds + wire / model.beta_bytes_s
+
+    model, fitted = predicted(np.ones(size.shape, bool))
+    left_out = np.empty(size.shape)
+    for value in np.unique(size):
+        without = predicted(size != value)[1]
+        left_out[size == value] = (took / without - 1)[size == value]
+    return HockneyFit(
+        model=model,
+        residual=took / fitted - 1,
+        left_out=left_out,
+        outlier=outliers(left_out),
+    )
+
+
+def outliers(values: npt.ArrayLike) -> Bool:
+    """Which values lie far from the median of all, measured by their usual distance.
+
+    Examples
+    --------
+    >>> outliers([0.01, -0.02, 0.3, 0.0, 0.02]).tolist()
+    [False, False, True, False, False]
+    """
+    each = np.asarray(values, np.float64)
+    away = np.abs(each - np.median(each))
+    return np.asarray(away > max(FAR * float(np.median(away)), SMALLEST), bool)
+
+
+def _fitted(rounds: Float64, wire: Float64, took: Float64) -> Hockney:
+    # min sum of (over + under), with over - under = 1 - (a rounds + w / beta) / t; the
+    # columns are scaled to about 1, for seconds are far from what a solver calls zero
+    from scipy.optimize import linprog  # half a second: few verbs need it
+
+    columns = np.stack([rounds / took, wire / took], axis=1)
+    scale = columns.max(axis=0)
+    count = len(took)
+    unit = np.eye(count)
+    found = linprog(
+        np.concatenate([np.zeros(2), np.ones(2 * count)]),
+        A_eq=np.concatenate([columns / scale, unit, -unit], axis=1),
+        b_eq=np.ones(count),
+        bounds=(0, None),
+        method="highs",
+    )
+    alpha, inverse = (np.asarray(found.x, np.float64)[:2] / scale).tolist()
+    return Hockney(
+        alpha_s=alpha, beta_bytes_s=1 / inverse if inverse > 0 else float("inf")
+    )
+
+
+# ---- tables of measurements ----------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A measured collective."""
+
+    collective: str  # of COLLECTIVES
+    ranks: int
+    span: int = 1  # nodes that the ranks lie on
+    size_bytes: int  # as nccl-tests counts it
+    time_us: float
+    platform: str = ""
+    protocol: str = ""
+    place: str = "out"  # "out": into another buffer, "in": into the same one
+    wire_bytes: int = -1  # of an uneven all-to-all; -1: by the convention
+
+    @property
+    def wire(self) -> float:
+        """Bytes over the busiest link."""
+        if self.collective == UNEVEN and self.wire_bytes >= 0:
+            return float(self.wire_bytes)
+        return float(wire_bytes(self.collective, self.ranks, self.size_bytes))
+
+    @property
+    def busbw_gbs(self) -> float:
+        """Bus bandwidth, 1e9 bytes/s."""
+        return self.wire / (self.time_us * 1e3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effective:
+    """Answers of a table, arrays of one shape."""
+
+    time_s: Float64
+    bytes_s: Float64  # bus bandwidth: wire bytes over time
+    inside: Bool  # between measurements; elsewhere a fit carried it on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Time over size, at one number of ranks."""
+
+    collective: str
+    ranks: int
+    size: Float64  # [k] bytes, increasing
+    time_s: Float64  # [k] median of what was measured at that size
+    factor: float  # wire bytes of a byte of size
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Curve:
+        """Make the curve of samples of one collective and number of ranks."""
+        size = np.array([s.size_bytes for s in samples], np.float64)
+        time = np.array([s.time_us * 1e-6 for s in samples], np.float64)
+        sizes = np.unique(size)
+        return cls(
+            collective=samples[0].collective,
+            ranks=samples[0].ranks,
+            size=sizes,
+            time_s=np.array([np.median(time[size == s]) for s in sizes]),
+            factor=float(np.median([s.wire / s.size_bytes for s in samples])),
+        )
+
+    @cached_property
+    def fit(self) -> HockneyFit | None:
+        """Hockney's model; None with fewer than three sizes."""
+        if len(self.size) < 3:
+            return None
+        even = self.even(self.size)
+        return hockney_fit(self.collective, self.ranks, even, self.time_s)
+
+    @property
+    def model(self) -> Hockney:
+        """The fit's, or the bandwidth of the largest message where it has none."""
+        if self.fit is not None and np.isfinite(self.fit.model.beta_bytes_s):
+            return self.fit.model
+        wire = self.factor * float(self.size[-1])
+        return Hockney(alpha_s=0.0, beta_bytes_s=wire / float(self.time_s[-1]))
+
+    def even(self, size: Float64) -> Float64:
+        """Sizes at which the convention gives the wire bytes of an uneven matrix."""
+        own = float(wire_bytes(self.collective, self.ranks, 1.0))
+        return np.asarray(size * (self.factor / own), np.float64)
+
+    def at(self, size: Float64, ranks: npt.ArrayLike | None = None) -> Float64:
+        """Time of messages of any positive size, s; on other ranks by the model."""
+        of, model = self.collective, self.model
+        fitted = model.time_s(of, self.ranks, self.even(self.size))
+        log = np.log(self.time_s / fitted)
+        residual = np.exp(np.interp(np.log(size), np.log(self.size), log))
+        n = self.ranks if ranks is None else ranks
+        return np.asarray(residual * model.time_s(of, n, self.even(size)), np.float64)
+
+
+class BandwidthTable:
+    """Measured collectives, and what lies between them.
+
+    ``place``: "out" or "in", which of both kinds of measurement to use.
+
+    Raises
+    ------
+    AnalysisError
+        If a size, time, span or number of ranks is not positive.
+
+    Examples
+    --------
+    >>> def sample(size):
+    ...     time_us, what = size / 2, "all_reduce"
+    ...     return Sample(collective=what, ranks=4, size_bytes=size, time_us=time_us)
+    >>> table = BandwidthTable([sample(100), sample(10_000)])
+    >>> round(float(table.effective("all_reduce", 4, 1000).time_s) * 1e6, 6)
+    500.0
+    """
+
+    def __init__(self, samples: Iterable[Sample], *, place: str = "out") -> None:
+        every = tuple(samples)
+        for s in every:
+            convention(s.collective)
+            if not min(s.size_bytes, s.time_us, s.span, s.ranks - 1, s.wire) > 0:
+                raise AnalysisError(
+                    "a measurement has a positive size, time and span, at least 2 "
+                    f"ranks and bytes between them, but one is {s}: leave it out"
+                )
+        self.samples = tuple(s for s in every if s.place == place)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @cached_property
+    def curves(self) -> Mapping[tuple[str, str, str, int], tuple[Curve, ...]]:
+        """By (collective, platform, protocol, span), ascending in ranks."""
+        found: dict[tuple[str, str, str, int], dict[int, list[Sample]]] = {}
+        for s in self.samples:
+            key = (s.collective, s.platform, s.protocol, s.span)
+            found.setdefault(key, {}).setdefault(s.ranks, []).append(s)
+        return {
+            key: tuple(Curve.of(of[n]) for n in sorted(of)) for key, of in found.items()
+        }
+
+    def effective(
+        self,
+        collective: str,
+        ranks: npt.ArrayLike,
+        size_bytes: npt.ArrayLike,
+        *,
+        span: int | None = None,
+        platform: str | None = None,
+        protocol: str | None = None,
+    ) -> Effective:
+        """Time and bus bandwidth of collectives.
+
+        Of 2 ranks or more and positive bytes, arrays that are broadcast; ``span``,
+        ``platform`` and ``protocol`` choose measurements (None: the only ones).
+
+        Raises
+        ------
+        AnalysisError
+            If this was not measured, or more than one kind fits.
+        """
+        n, size = np.broadcast_arrays(
+            np.asarray(ranks, np.float64), np.asarray(size_bytes, np.float64)
+        )
+        if not ((n >= 2).all() and (size > 0).all()):
+            raise AnalysisError(
+                "bandwidth is asked for 2 ranks or more and positive sizes, but ranks "
+                f"begin at {n.min():g} and sizes at {size.min():g}: leave these out"
+            )
+        curves = self._chosen((collective, platform, protocol, span))
+        shape, n, size = n.shape, n.ravel(), size.ravel()
+        at = np.array([c.ranks for c in curves], np.float64)
+        high = np.clip(np.searchsorted(at, n), 0, len(at) - 1)
+        low = np.where((at[high] > n) & (high > 0), high - 1, high)
+        own, weight, two = np.arange(len(n)), np.zeros(len(n)), low != high
+        weight[two] = np.log(n / at[low])[two] / np.log(at[high] / at[low])[two]
+        logs = np.log(np.stack([c.factor * size / c.at(size) for c in curves]))
+        rate = np.exp((1 - weight) * logs[low, own] + weight * logs[high, own])
+        # the factor is the convention's, or that of an uneven matrix
+        factor = convention(collective).factor
+        own_factor = np.array([c.factor for c in curves])[low]
+        wire = own_factor * factor(n) / factor(at[low]) * size
+        time = wire / rate
+        beyond = (n < at[0]) | (n > at[-1])
+        for which in np.unique(low[beyond]):
+            some = beyond & (low == which)
+            time[some] = curves[which].at(size[some], n[some])
+        inside = ~beyond
+        for which in (low, high):
+            least = np.array([c.size[0] for c in curves])[which]
+            most = np.array([c.size[-1] for c in curves])[which]
+            inside &= (size >= least) & (size <= most)
+        return Effective(
+            time_s=time.reshape(shape),
+            bytes_s=(wire / time).reshape(shape),
+            inside=inside.reshape(shape),
+        )
+
+    def _chosen(
+        self, asked: tuple[str, str | None, str | None, int | None]
+    ) -> tuple[Curve, ...]:
+        convention(asked[0])
+        fits = [
+            key
+            for key in self.curves
+            if all(a is None or a == k for a, k in zip(asked, key, strict=True))
+        ]
+        if len(fits) == 1:
+            return self.curves[fits[0]]
+        there = "; ".join(_words(key) for key in (fits or self.curves)) or "nothing"
+        which = "is not measured" if not fits else "fits several measurements"
+        raise AnalysisError(
+            f"{_words(asked)} {which} ({there}): choose one of these with "
+            "--collective, --platform, --protocol and --span, or measure it with "
+            "moetraffic bench"
+        )
+
+
+def _words(key: tuple[str, str | None, str | None, int | None]) -> str:
+    collective, platform, protocol, span = key
+    nodes = f" over {span} node{'s' if span != 1 else ''}" if span is not None else ""
+    by = f" by {protocol}" if protocol else ""
+    return f"{collective}{nodes}{f' on {platform}' if platform else ''}{by}"
+
+
+# ---- files ---------------------------------------------------------------------------
+
+PUBLISHED_AS = {"gpus": "ranks", "nodes": "span"}
+"""Columns of published tables, and what they are called here."""
+
+
+def read_table(path: str | Path, *, place: str = "out") -> BandwidthTable:
+    """Read a file of measurements, as ``moetraffic bench`` writes it.
+
+    A CSV has a line a measurement and columns as the fields of :class:`Sample`, of
+    which collective, ranks, size_bytes and time_us are needed; a JSON document has
+    objects in a list ``rows``.  Other columns are passed over.
+
+    Raises
+    ------
+    AnalysisError
+        If it cannot be read or is no such file.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        if str(path).endswith(".json"):
+            rows = json.loads(text)["rows"]
+            if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
+                raise TypeError("rows are objects")
+        else:
+            lines = [ln for ln in text.splitlines() if ln and not ln.startswith("#")]
+            rows = list(csv.DictReader(lines))
+    except OSError as error:
+        raise AnalysisError(
+            f"{path} cannot be read ({error.strerror}): give a file that moetraffic "
+            "bench wrote"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise AnalysisError(
+            f"{path} has no measurements ({error}): give a file that moetraffic bench "
+            "wrote"
+        ) from None
+    return BandwidthTable(samples(rows, str(path)), place=place)
+
+
+def samples(rows: Sequence[Mapping[str, Any]], name: str) -> list[Sample]:
+    """Make samples of rows; what moves wrong bytes has no bandwidth.
+
+    Raises
+    ------
+    AnalysisError
+        If there are none, a column is missing, or a value is none of its kind.
+    """
+    rows = [{PUBLISHED_AS.get(c, c): row[c] for c in row} | {**row} for row in rows]
+    needed = ("collective", "ranks", "size_bytes", "time_us")
+    if missing := [c for c in needed if not rows or c not in rows[0]]:
+        raise AnalysisError(
+            f"{name} has no measurements with the columns {', '.join(missing)}: add "
+            "them (gpus are ranks, too), or give a file that moetraffic bench wrote"
+        )
+    found = []
+    for number, row in enumerate(rows, 1):
+        try:
+            given = {f: row.get(f.name) or None for f in fields(Sample)}
+            values = {
+                f.name: _TYPES[str(f.type)](value)
+                for f, value in given.items()
+                if value is not None
+            }
+            made, wrong = Sample(**values), int(row.get("wrong") or 0)
+        except (TypeError, ValueError) as error:
+            raise AnalysisError(
+                f"measurement {number} of {name} is none ({error}): correct the file"
+            ) from None
+        if wrong > 0 or made.collective not in COLLECTIVES:
+            what = f"{wrong} wrong" if wrong > 0 else repr(made.collective)
+            raise AnalysisError(
+                f"measurements are of {', '.join(COLLECTIVES)} that moved every byte "
+                f"right, but number {number} of {name} has {what}: leave it out"
+            )
+        found.append(made)
+    return found
+
+
+def big_red_200() -> BandwidthTable:
+    """All-reduces of 4 and 8 A100s of Big Red 200, as Jia measured them in 2024."""
+    rows = samples(published("jia_nccl_tests").rows, "jia_nccl_tests.csv")
+    links = {1: "NVLink", 2: "RDMA"}
+    return BandwidthTable(
+        replace(s, platform="big-red-200", protocol=links[s.span]) for s in rows
+    )
+
+
+# ---- published systems ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """A system that a study was made on; a rate is one way, GB is 1e9 bytes.
+
+    What its source does not state is NaN, or 0 of counts.
+    """
+
+    name: str
+    system: str
+    nodes: int
+    gpus_per_node: int
+    gpu: str
+    gpu_memory_gb: float
+    gpu_memory_gbs: float
+    peak_tflops: float  # dense fp16 input, fp32 accumulation
+    p2p_gbs: float  # measured between two GPUs of a node
+    nic: str
+    nics_per_node: int
+    nic_gbps_per_node: float  # nominal, of all NICs together
+    protocol: str
+
+    @property
+    def nic_bytes_s(self) -> float:
+        """Nominal bytes/s of a node, each way."""
+        return self.nic_gbps_per_node * 1e9 / 8
+
+    @property
+    def p2p_bytes_s(self) -> float:
+        """Bytes/s between two GPUs of a node, each way."""
+        return self.p2p_gbs * 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """What a protocol made of a link in a published measurement."""
+
+    name: str
+    link_gbps: float
+    achieved_gbps: float  # the highest that was seen, each way
+    source: str
+
+    @property
+    def efficiency(self) -> float:
+        """Achieved over nominal."""
+        return self.achieved_gbps / self.link_gbps
+
+
+Kind = TypeVar("Kind", Platform, Protocol)
+
+
+def _read(kind: type[Kind], table: str) -> dict[str, Kind]:
+    """Read a published table by its first column; empty numbers are NaN, counts 0."""
+    empty = {"float": "nan", "int": "0", "str": ""}
+    found = {}
+    for row in published(table):
+        name = next(iter(row.values()))
+        values = {
+            f.name: _TYPES[str(f.type)](row[f.name] or empty[str(f.type)])
+            for f in fields(kind)
+            if f.name != "name"
+        }
+        found[name] = kind(name=name, **values)
+    return found
+
+
+_TYPES: Mapping[str, Any] = {"float": float, "int": int, "str": str}
+
+
+@cache
+def platforms() -> dict[str, Platform]:
+    """All platforms by name."""
+    return _read(Platform, "platforms")
+
+
+@cache
+def protocols() -> dict[str, Protocol]:
+    """All protocols by name."""
+    return _read(Protocol, "protocols")
+
+
+def platform(name: str) -> Platform:
+    """The platform of a name; LayoutError if there is none.
+
+    Examples
+    --------
+    >>> platform("tg40").nic_bytes_s / 1e9
+    200.0
+    """
+    check_choice("a platform", name, platforms(), LayoutError)
+    return platforms()[name]
+
+
+def protocol(name: str) -> Protocol:
+    """The protocol of a name; LayoutError if there is none.
+
+    Examples
+    --------
+    >>> protocol("IPoIB").efficiency
+    0.2
+    """
+    check_choice("a protocol", name, protocols(), LayoutError)
+    return protocols()[name]

@@ -1,1 +1,0 @@
-"""Parallel layouts: groups of ranks, schedules, configurations and placements."""

@@ -1,0 +1,128 @@
+"""Which rank holds which expert: contiguous, strided, or balanced by load.
+
+A placement of S slots gives each of W ranks S/W of them; with S above the number of
+experts E, some experts have several replicas.
+
+References
+----------
+``greedy`` and ``replicate`` follow the published description of DeepSeek's
+expert-parallelism load balancer (github.com/deepseek-ai/EPLB, global policy): replicas
+go to the experts of the heaviest load a replica, and slots are packed heaviest first
+onto the lightest rank that has room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from moetraffic.arrays import Float64, Int64
+from moetraffic.errors import LayoutError
+from moetraffic.spelling import check_choice
+
+
+def contiguous(experts: Int64, load: Float64, ranks: int) -> Int64:
+    """Rank 0 holds the first S/W slots, rank 1 the next, and so on.
+
+    Of ``experts`` and ``load`` ``[S]``, those of each slot, and W ``ranks``, a divisor
+    of S: the rank of each slot ``[S]``, int64.
+    """
+    return np.arange(len(experts)) // (len(experts) // ranks)
+
+
+def strided(experts: Int64, load: Float64, ranks: int) -> Int64:
+    """Slot s lies on rank ``s mod W``; see :func:`contiguous`."""
+    return np.arange(len(experts)) % ranks
+
+
+def greedy(experts: Int64, load: Float64, ranks: int) -> Int64:
+    """Heaviest slot first, onto the lightest rank with room; see :func:`contiguous`.
+
+    A rank takes a second replica of one expert only where no other has room.
+    """
+    room = np.full(ranks, len(experts) // ranks)
+    weight = np.zeros(ranks)
+    holds: list[set[int]] = [set() for _ in range(ranks)]
+    rank_of = np.zeros(len(experts), np.int64)
+    for slot in np.argsort(-load, kind="stable"):
+        expert = int(experts[slot])
+        rank = min(
+            (r for r in range(ranks) if room[r]),
+            key=lambda r: (expert in holds[r], weight[r], r),
+        )
+        rank_of[slot] = rank
+        room[rank] -= 1
+        weight[rank] += load[slot]
+        holds[rank].add(expert)
+    return rank_of
+
+
+PLACEMENTS: dict[str, Callable[[Int64, Float64, int], Int64]] = {
+    "contiguous": contiguous,
+    "strided": strided,
+    "greedy": greedy,
+}
+"""The placements by name."""
+
+
+def replicate(load: Float64, slots: int) -> Int64:
+    """Give each expert a slot, and the others where the load a replica is greatest.
+
+    Parameters
+    ----------
+    load
+        ``[E]`` token copies for each expert.
+    slots
+        Number of slots S, at least E.
+
+    Returns
+    -------
+    ndarray
+        ``[S]`` int64, the expert of each slot, in order of the experts.
+    """
+    replicas = np.ones(len(load), np.int64)
+    for _ in range(slots - len(load)):
+        replicas[np.argmax(load / replicas)] += 1
+    return np.repeat(np.arange(len(load)), replicas)
+
+
+def place(name: str, load: Float64, ranks: int, slots: int) -> tuple[Int64, Int64]:
+    """Place experts by a named rule.
+
+    Parameters
+    ----------
+    name
+        One of PLACEMENTS.
+    load
+        ``[E]`` token copies for each expert.
+    ranks
+        Number of ranks W.
+    slots
+        Number of slots S.
+
+    Returns
+    -------
+    experts, ranks
+        ``[S]`` int64 each: the expert of each slot, sorted, and the rank that has it.
+
+    Raises
+    ------
+    LayoutError
+        If there is no such rule, or the numbers do not fit.
+    """
+    check_choice("the placement", name, PLACEMENTS, LayoutError)
+    if slots < len(load):
+        raise LayoutError(
+            f"every expert needs a slot, but there are {len(load)} experts and {slots} "
+            "slots: raise the number of replicas"
+        )
+    if slots % ranks:
+        raise LayoutError(
+            f"each rank holds as many experts, but {slots} slots ({len(load)} experts "
+            f"and {slots - len(load)} more replicas) do not divide over {ranks} ranks: "
+            "change --ep or --replicas"
+        )
+    experts = replicate(load, slots)
+    share = load[experts] / np.bincount(experts)[experts]
+    return experts, PLACEMENTS[name](experts, share, ranks)

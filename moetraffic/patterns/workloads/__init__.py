@@ -1,1 +1,0 @@
-"""Workloads: what is trained, routed and read, and the rules of each."""

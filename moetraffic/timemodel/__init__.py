@@ -1,0 +1,77 @@
+"""The time of a training iteration from its layout: the published formulas.
+
+:func:`estimate` takes one layout or lists of them.
+"""
+
+from __future__ import annotations
+
+from .compute import (
+    A100,
+    APNET24,
+    ATTENTION,
+    CHOICES,
+    GPUS,
+    H100,
+    SC21,
+    Conventions,
+    Gpu,
+    Memory,
+    Operations,
+    memory,
+    model_operations,
+    operations,
+    passes,
+)
+from .estimate import WINDOWS, Estimate, estimate
+from .search import (
+    COLUMNS,
+    COMPARED,
+    MODEL_ERROR,
+    Search,
+    Sensitivity,
+    projected_speedup,
+    search,
+    sensitivity,
+    shared,
+)
+from .system import STACKS, MeasuredLinks, NodeLinks, Practice, System, practice
+from .traffic import KINDS, Traffic, traffic
+
+__all__ = [
+    "A100",
+    "APNET24",
+    "ATTENTION",
+    "CHOICES",
+    "COLUMNS",
+    "COMPARED",
+    "GPUS",
+    "H100",
+    "KINDS",
+    "MODEL_ERROR",
+    "SC21",
+    "STACKS",
+    "WINDOWS",
+    "Conventions",
+    "Estimate",
+    "Gpu",
+    "MeasuredLinks",
+    "Memory",
+    "NodeLinks",
+    "Operations",
+    "Practice",
+    "Search",
+    "Sensitivity",
+    "System",
+    "Traffic",
+    "estimate",
+    "memory",
+    "model_operations",
+    "operations",
+    "passes",
+    "practice",
+    "projected_speedup",
+    "search",
+    "sensitivity",
+    "shared",
+    "traffic",
+]
