@@ -674,8 +674,8 @@ MEMORY = "weights gradients optimizer activations total"
 
 def estimates_room() -> Cases:
     """Yield estimates of configurations, the fastest ones, and bandwidth tables."""
-    from moetraffic.analysis.times.calibration import calibrated
     from moetraffic import timemodel
+    from moetraffic.analysis.times.calibration import calibrated
     from moetraffic.patterns import Layout, preset
     from moetraffic.patterns.bandwidth import big_red_200
     from moetraffic.patterns.layout import RECOMPUTE

@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 
 ITERATIONS = 300
 """Recorded iterations of a capture."""

@@ -25,7 +25,7 @@ from scipy.stats import quantile_test
 
 from moetraffic import Recorder
 from moetraffic.models import connect, train
-from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 
 RANKS, STEPS, FIRST = 2, 60, 4
 WORK = Workload(

@@ -15,7 +15,7 @@ from page import save
 
 from moetraffic.capture import VirtualRecorder
 from moetraffic.models.virtual_training import VirtualTraining
-from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 
 WORK = Workload(
     model=ModelShape(

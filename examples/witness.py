@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from moetraffic.workload import text
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
+from moetraffic.workload import text
 
 SEQUENCE = 32
 

@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from moetraffic.interop.anonymization import anonymize
     from moetraffic.interop.export import export_trace
     from moetraffic.launch.training import capture_run
-    from moetraffic.timemodel import estimate
     from moetraffic.policies.circuits.run_schedule import circuits
     from moetraffic.policies.evaluation import evaluate
     from moetraffic.replay import replay_trace
     from moetraffic.report.page import write_report
+    from moetraffic.timemodel import estimate
     from moetraffic.trace import Trace
     from moetraffic.validation import validate
     from moetraffic.watch import watch_run

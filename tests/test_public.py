@@ -161,7 +161,7 @@ REFUSED: dict[str, Callable[[Trace], object]] = {
     "16 iterations": lambda run: moetraffic.evaluate(GOLDEN, "birkhoff"),
     "from 1 on": lambda run: moetraffic.place(run, ep="1"),  # type: ignore[arg-type]
     "Workload": lambda run: moetraffic.capture_run("small", "x.h5"),  # type: ignore[arg-type]
-    "Configuration": lambda run: moetraffic.estimate("gpt3", "a100"),  # type: ignore[arg-type]
+    "a Layout": lambda run: moetraffic.estimate("gpt3", "a100"),  # type: ignore[arg-type]
     "neither": lambda run: [*moetraffic.watch_run("no.h5", layers="1", follow=False)],
 }
 

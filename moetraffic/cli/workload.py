@@ -15,21 +15,20 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import (
     ROUTERS,
     Gating,
-    ModelShape,
     Layout,
+    ModelShape,
     Training,
     Workload,
     preset,
     scaled,
 )
-from moetraffic.workload.routing import OptionValue
-from moetraffic.workload.routing import BALANCE_SCOPES
 from moetraffic.report.console.options import (
     Setting,
     field_options,
     named_values,
     option,
 )
+from moetraffic.workload.routing import BALANCE_SCOPES, OptionValue
 
 
 def _routers() -> str:

@@ -25,7 +25,7 @@ from .calls import (
     workload_pattern,
 )
 from .collectives import collective_matrix
-from .layout import Layout, grid
+from .layout import Layout
 from .matrices import traffic_matrices, traffic_matrix
 from .workload import Workload
 
@@ -44,7 +44,6 @@ __all__ = [
     "Training",
     "Workload",
     "collective_matrix",
-    "grid",
     "megatron_pattern",
     "parameter_count",
     "preset",

@@ -104,12 +104,8 @@ def hockney_fit(
     """Fit alpha and beta to ``[k]`` sizes and times by least relative deviations.
 
     Not their squares: single slow measurements (another job on the network) must not
-    move it.  ``ranks`` is a number, or ``[k]``.
-
-    Raises
-    ------
-    AnalysisError
-        If there are not measurements of three sizes or more, all positive.
+    move it.  ``ranks`` is a number, or ``[k]``.  AnalysisError if there are not
+    measurements of three sizes or more, all positive.
 
     Examples
     --------
@@ -118,29 +114,27 @@ def hockney_fit(
     >>> round(fit.model.alpha_s * 1e6, 6), round(fit.model.beta_bytes_s / 1e9, 6)
     (5.0, 2.0)
     """
-    size = np.asarray(size_bytes, np.float64)
-    took = np.asarray(time_s, np.float64)
+    size, took = np.asarray(size_bytes, np.float64), np.asarray(time_s, np.float64)
     ok = size.shape == took.shape and size.ndim == 1
     if not ok or len(np.unique(size)) < 3 or not (np.minimum(size, took) > 0).all():
         raise AnalysisError(
             f"a fit needs positive times of three sizes or more, but sizes are {size} "
             f"and times {took}: measure more sizes"
         )
-    rounds = np.broadcast_to(steps(collective, ranks), size.shape)
-    wire = np.broadcast_to(wire_bytes(collective, ranks, size), size.shape)
-
-    def predicted(keep: Bool) -> tuple[Hockney, Float64]:
-        model = _fitted(rounds[keep], wire[keep], took[keep])
-        return model, model.alpha_s * rounds + wire / model.beta_bytes_s
-
-    model, fitted = predicted(np.ones(size.shape, bool))
-    left_out = np.empty(size.shape)
+    terms = np.empty((len(size), 2))  # of alpha and of 1/beta
+    terms[:, 0] = steps(collective, ranks)
+    terms[:, 1] = wire_bytes(collective, ranks, size)
+    best, without = _least_deviations(terms, took), np.empty(len(size))
     for value in np.unique(size):
-        without = predicted(size != value)[1]
-        left_out[size == value] = (took / without - 1)[size == value]
+        own = size == value
+        without[own] = terms[own] @ _least_deviations(terms[~own], took[~own])
+    left_out = took / without - 1
     return HockneyFit(
-        model=model,
-        residual=took / fitted - 1,
+        model=Hockney(
+            alpha_s=float(best[0]),
+            beta_bytes_s=1 / float(best[1]) if best[1] > 0 else float("inf"),
+        ),
+        residual=took / (terms @ best) - 1,
         left_out=left_out,
         outlier=outliers(left_out),
     )
@@ -159,26 +153,22 @@ def outliers(values: npt.ArrayLike) -> Bool:
     return np.asarray(away > max(FAR * float(np.median(away)), SMALLEST), bool)
 
 
-def _fitted(rounds: Float64, wire: Float64, took: Float64) -> Hockney:
-    # min sum of (over + under), with over - under = 1 - (a rounds + w / beta) / t; the
-    # columns are scaled to about 1, for seconds are far from what a solver calls zero
+def _least_deviations(terms: Float64, took: Float64) -> Float64:
+    """Factors of the terms that minimize the sum of relative deviations."""
+    # min sum of (over + under), with over - under = 1 - terms factors / took; columns
+    # are scaled to about 1, for seconds are far from what a solver calls zero
     from scipy.optimize import linprog  # half a second: few verbs need it
 
-    columns = np.stack([rounds / took, wire / took], axis=1)
-    scale = columns.max(axis=0)
-    count = len(took)
-    unit = np.eye(count)
-    found = linprog(
-        np.concatenate([np.zeros(2), np.ones(2 * count)]),
+    columns = terms / took[:, None]
+    scale, unit = columns.max(axis=0), np.eye(len(took))
+    found: Any = linprog(
+        np.repeat([0.0, 1.0], [2, 2 * len(took)]),
         A_eq=np.concatenate([columns / scale, unit, -unit], axis=1),
-        b_eq=np.ones(count),
+        b_eq=np.ones(len(took)),
         bounds=(0, None),
         method="highs",
     )
-    alpha, inverse = (np.asarray(found.x, np.float64)[:2] / scale).tolist()
-    return Hockney(
-        alpha_s=alpha, beta_bytes_s=1 / inverse if inverse > 0 else float("inf")
-    )
+    return np.asarray(found.x[:2] / scale, np.float64)
 
 
 # ---- tables of measurements ----------------------------------------------------------
@@ -275,15 +265,15 @@ class Curve:
         return np.asarray(residual * model.time_s(of, n, self.even(size)), np.float64)
 
 
+Key = tuple[str, str, str, int]
+"""Collective, platform, protocol and span of measurements."""
+
+
 class BandwidthTable:
     """Measured collectives, and what lies between them.
 
-    ``place``: "out" or "in", which of both kinds of measurement to use.
-
-    Raises
-    ------
-    AnalysisError
-        If a size, time, span or number of ranks is not positive.
+    Those into the same buffer are left out.  AnalysisError if a size, time, span or
+    number of ranks is not positive.
 
     Examples
     --------
@@ -295,7 +285,7 @@ class BandwidthTable:
     500.0
     """
 
-    def __init__(self, samples: Iterable[Sample], *, place: str = "out") -> None:
+    def __init__(self, samples: Iterable[Sample]) -> None:
         every = tuple(samples)
         for s in every:
             convention(s.collective)
@@ -304,15 +294,15 @@ class BandwidthTable:
                     "a measurement has a positive size, time and span, at least 2 "
                     f"ranks and bytes between them, but one is {s}: leave it out"
                 )
-        self.samples = tuple(s for s in every if s.place == place)
+        self.samples = tuple(s for s in every if s.place == "out")
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @cached_property
-    def curves(self) -> Mapping[tuple[str, str, str, int], tuple[Curve, ...]]:
-        """By (collective, platform, protocol, span), ascending in ranks."""
-        found: dict[tuple[str, str, str, int], dict[int, list[Sample]]] = {}
+    def curves(self) -> Mapping[Key, tuple[Curve, ...]]:
+        """By collective, platform, protocol and span, ascending in ranks."""
+        found: dict[Key, dict[int, list[Sample]]] = {}
         for s in self.samples:
             key = (s.collective, s.platform, s.protocol, s.span)
             found.setdefault(key, {}).setdefault(s.ranks, []).append(s)
@@ -334,11 +324,7 @@ class BandwidthTable:
 
         Of 2 ranks or more and positive bytes, arrays that are broadcast; ``span``,
         ``platform`` and ``protocol`` choose measurements (None: the only ones).
-
-        Raises
-        ------
-        AnalysisError
-            If this was not measured, or more than one kind fits.
+        AnalysisError if this was not measured, or more than one kind fits.
         """
         n, size = np.broadcast_arrays(
             np.asarray(ranks, np.float64), np.asarray(size_bytes, np.float64)
@@ -351,36 +337,35 @@ class BandwidthTable:
         curves = self._chosen((collective, platform, protocol, span))
         shape, n, size = n.shape, n.ravel(), size.ravel()
         at = np.array([c.ranks for c in curves], np.float64)
+        own_factor = np.array([c.factor for c in curves])
+        # Step 1: between the curves of fewer and of more ranks.
         high = np.clip(np.searchsorted(at, n), 0, len(at) - 1)
         low = np.where((at[high] > n) & (high > 0), high - 1, high)
-        own, weight, two = np.arange(len(n)), np.zeros(len(n)), low != high
-        weight[two] = np.log(n / at[low])[two] / np.log(at[high] / at[low])[two]
+        apart = np.where(low != high, np.log(at[high] / at[low]), np.inf)
+        weight, own = np.log(n / at[low]) / apart, np.arange(len(n))
         logs = np.log(np.stack([c.factor * size / c.at(size) for c in curves]))
         rate = np.exp((1 - weight) * logs[low, own] + weight * logs[high, own])
         # the factor is the convention's, or that of an uneven matrix
         factor = convention(collective).factor
-        own_factor = np.array([c.factor for c in curves])[low]
-        wire = own_factor * factor(n) / factor(at[low]) * size
+        wire = own_factor[low] * factor(n) / factor(at[low]) * size
         time = wire / rate
+        # Step 2: beyond them by the nearest one's model.
         beyond = (n < at[0]) | (n > at[-1])
         for which in np.unique(low[beyond]):
             some = beyond & (low == which)
             time[some] = curves[which].at(size[some], n[some])
-        inside = ~beyond
-        for which in (low, high):
-            least = np.array([c.size[0] for c in curves])[which]
-            most = np.array([c.size[-1] for c in curves])[which]
-            inside &= (size >= least) & (size <= most)
+        least = np.array([c.size[0] for c in curves])
+        most = np.array([c.size[-1] for c in curves])
+        inside = ~beyond & (size >= np.maximum(least[low], least[high]))
+        inside &= size <= np.minimum(most[low], most[high])
         return Effective(
             time_s=time.reshape(shape),
             bytes_s=(wire / time).reshape(shape),
             inside=inside.reshape(shape),
         )
 
-    def _chosen(
-        self, asked: tuple[str, str | None, str | None, int | None]
-    ) -> tuple[Curve, ...]:
-        convention(asked[0])
+    def _chosen(self, asked: tuple[str | int | None, ...]) -> tuple[Curve, ...]:
+        convention(str(asked[0]))
         fits = [
             key
             for key in self.curves
@@ -388,17 +373,16 @@ class BandwidthTable:
         ]
         if len(fits) == 1:
             return self.curves[fits[0]]
-        there = "; ".join(_words(key) for key in (fits or self.curves)) or "nothing"
+        there = "; ".join(_words(*key) for key in (fits or self.curves)) or "nothing"
         which = "is not measured" if not fits else "fits several measurements"
         raise AnalysisError(
-            f"{_words(asked)} {which} ({there}): choose one of these with "
+            f"{_words(*asked)} {which} ({there}): choose one of these with "
             "--collective, --platform, --protocol and --span, or measure it with "
             "moetraffic bench"
         )
 
 
-def _words(key: tuple[str, str | None, str | None, int | None]) -> str:
-    collective, platform, protocol, span = key
+def _words(collective: Any, platform: Any, protocol: Any, span: Any) -> str:
     nodes = f" over {span} node{'s' if span != 1 else ''}" if span is not None else ""
     by = f" by {protocol}" if protocol else ""
     return f"{collective}{nodes}{f' on {platform}' if platform else ''}{by}"
@@ -409,48 +393,38 @@ def _words(key: tuple[str, str | None, str | None, int | None]) -> str:
 PUBLISHED_AS = {"gpus": "ranks", "nodes": "span"}
 """Columns of published tables, and what they are called here."""
 
+TYPES: Mapping[str, Any] = {"float": float, "int": int, "str": str}
+"""Of fields."""
 
-def read_table(path: str | Path, *, place: str = "out") -> BandwidthTable:
+
+def read_table(path: str | Path) -> BandwidthTable:
     """Read a file of measurements, as ``moetraffic bench`` writes it.
 
     A CSV has a line a measurement and columns as the fields of :class:`Sample`, of
     which collective, ranks, size_bytes and time_us are needed; a JSON document has
-    objects in a list ``rows``.  Other columns are passed over.
-
-    Raises
-    ------
-    AnalysisError
-        If it cannot be read or is no such file.
+    objects in a list ``rows``.  Other columns are passed over.  AnalysisError if it
+    cannot be read or is no such file.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        if str(path).endswith(".json"):
-            rows = json.loads(text)["rows"]
-            if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-                raise TypeError("rows are objects")
-        else:
-            lines = [ln for ln in text.splitlines() if ln and not ln.startswith("#")]
-            rows = list(csv.DictReader(lines))
-    except OSError as error:
+        lines = [ln for ln in text.splitlines() if ln and not ln.startswith("#")]
+        as_json = str(path).endswith(".json")
+        rows = json.loads(text)["rows"] if as_json else list(csv.DictReader(lines))
+        rows = [dict(row.items()) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise AnalysisError(
-            f"{path} cannot be read ({error.strerror}): give a file that moetraffic "
-            "bench wrote"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise AnalysisError(
-            f"{path} has no measurements ({error}): give a file that moetraffic bench "
+            f"{path} has no measurements ({why}): give a file that moetraffic bench "
             "wrote"
         ) from None
-    return BandwidthTable(samples(rows, str(path)), place=place)
+    return BandwidthTable(samples(rows, str(path)))
 
 
 def samples(rows: Sequence[Mapping[str, Any]], name: str) -> list[Sample]:
     """Make samples of rows; what moves wrong bytes has no bandwidth.
 
-    Raises
-    ------
-    AnalysisError
-        If there are none, a column is missing, or a value is none of its kind.
+    AnalysisError if there are none, a column is missing, or a value is none of its
+    kind.
     """
     rows = [{PUBLISHED_AS.get(c, c): row[c] for c in row} | {**row} for row in rows]
     needed = ("collective", "ranks", "size_bytes", "time_us")
@@ -461,14 +435,10 @@ def samples(rows: Sequence[Mapping[str, Any]], name: str) -> list[Sample]:
         )
     found = []
     for number, row in enumerate(rows, 1):
+        given = [f for f in fields(Sample) if row.get(f.name)]
         try:
-            given = {f: row.get(f.name) or None for f in fields(Sample)}
-            values = {
-                f.name: _TYPES[str(f.type)](value)
-                for f, value in given.items()
-                if value is not None
-            }
-            made, wrong = Sample(**values), int(row.get("wrong") or 0)
+            made = Sample(**{f.name: TYPES[str(f.type)](row[f.name]) for f in given})
+            wrong = int(row.get("wrong") or 0)
         except (TypeError, ValueError) as error:
             raise AnalysisError(
                 f"measurement {number} of {name} is none ({error}): correct the file"
@@ -548,19 +518,13 @@ Kind = TypeVar("Kind", Platform, Protocol)
 def _read(kind: type[Kind], table: str) -> dict[str, Kind]:
     """Read a published table by its first column; empty numbers are NaN, counts 0."""
     empty = {"float": "nan", "int": "0", "str": ""}
+    types = {f.name: str(f.type) for f in fields(kind) if f.name != "name"}
     found = {}
     for row in published(table):
         name = next(iter(row.values()))
-        values = {
-            f.name: _TYPES[str(f.type)](row[f.name] or empty[str(f.type)])
-            for f in fields(kind)
-            if f.name != "name"
-        }
+        values = {n: TYPES[of](row[n] or empty[of]) for n, of in types.items()}
         found[name] = kind(name=name, **values)
     return found
-
-
-_TYPES: Mapping[str, Any] = {"float": float, "int": int, "str": str}
 
 
 @cache
@@ -576,24 +540,12 @@ def protocols() -> dict[str, Protocol]:
 
 
 def platform(name: str) -> Platform:
-    """The platform of a name; LayoutError if there is none.
-
-    Examples
-    --------
-    >>> platform("tg40").nic_bytes_s / 1e9
-    200.0
-    """
+    """The platform of a name; LayoutError if there is none."""
     check_choice("a platform", name, platforms(), LayoutError)
     return platforms()[name]
 
 
 def protocol(name: str) -> Protocol:
-    """The protocol of a name; LayoutError if there is none.
-
-    Examples
-    --------
-    >>> protocol("IPoIB").efficiency
-    0.2
-    """
+    """The protocol of a name; LayoutError if there is none."""
     check_choice("a protocol", name, protocols(), LayoutError)
     return protocols()[name]

@@ -25,24 +25,26 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from typing import Any, ClassVar, NamedTuple
 
+from moetraffic.errors import LayoutError
 from moetraffic.workload.model import ModelShape
 from moetraffic.workload.routing import ROUTERS, Gating
-from moetraffic.workload.rules import refuse
 from moetraffic.workload.tensors import ModelTensor, model_tensors, sees_own_tokens
 from moetraffic.workload.training import Training
 
 from .copies import ROOT, Copies, Sent, Synchronization, Unit
 from .layer import TRAFFIC, Halves, LayerCalls, Part
 from .layout import Groups, Layout, element_bytes
-from .rules import SYNCHRONIZATION_RULES, check, violations
+from .rules import SYNCHRONIZATION_RULES, check
 from .schedules import Pass, chunk_layers, handed_on, passes
 from .workload import Workload
 
 ACROSS_STAGES = frozenset({"pp", "embedding", "mp", "world", "dp_pair", "edp_pair"})
 """Kinds of groups whose members are on several stages."""
+
+WAYS = ("forward", "backward")
 
 OWN = ("all-reduce", "oss", "sharded-ddp", "fsdp2")
 """How ``moetraffic.models`` does each ZeRO stage."""
@@ -54,7 +56,7 @@ Shares = tuple[tuple[float, ...], ...]
 """Of an exchange's token copies, by measured layer and expert-parallel rank."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """A collective as a member of its group calls it."""
 
@@ -253,21 +255,17 @@ class Stage:
         calls = (self.backward if backward else self.forward)(self.chunks[chunk])
         before, behind = ([self._message(m, backward)] if m else [] for m in messages)
         if before:
-            way = "backward" if backward else "forward"
-            before += self.listed(self.layer_calls.received(), -1, way)
+            before += self.listed(self.layer_calls.received(), -1, WAYS[backward])
         return before + calls + behind
 
     def _message(self, peers: tuple[int, int], backward: bool) -> Call:
-        return Call(
-            traffic="PP",
-            group="pp",
-            operation="send_recv",
-            size=round(float(self.layer_calls.handed_on)),
-            dtype=self.plan.dtype,
-            direction="backward" if backward else "forward",
-            label="pipeline",
-            peers=peers,
-        )
+        size = round(float(self.layer_calls.handed_on))
+        more: dict[str, Any] = {
+            "label": "pipeline",
+            "peers": peers,
+            "direction": WAYS[backward],
+        }
+        return Call("PP", "pp", "send_recv", size, self.plan.dtype, **more)
 
     def end(self) -> list[Call]:
         """Behind the last backward pass (``finalize_model_grads.py``)."""
@@ -321,15 +319,18 @@ class Stage:
 
     @cached_property
     def _halves(self) -> dict[tuple[bool, bool, bool], Halves]:
-        return {}
+        """What passes send: backward, with experts, behind an encoder."""
+        of = self.layer_calls.forward, self.layer_calls.backward
+        return {
+            (back, sparse, crosses): of[back](sparse=sparse, crosses=crosses)
+            for back, sparse, crosses in product((False, True), repeat=3)
+        }
 
     def _parts(self, layer: int, *, backward: bool = False) -> Halves:
         """What a layer's pass sends."""
-        key = backward, self.shape.sparse(layer), self.shape.crosses(layer)
-        if key not in self._halves:
-            of = self.layer_calls.backward if backward else self.layer_calls.forward
-            self._halves[key] = of(sparse=key[1], crosses=key[2])
-        return self._halves[key]
+        return self._halves[
+            backward, self.shape.sparse(layer), self.shape.crosses(layer)
+        ]
 
     def _layer(self, layer: int) -> list[Call]:
         """A layer's forward pass."""
@@ -413,16 +414,15 @@ class Stage:
     def _synced(self, sent: Sent) -> Call:
         p, copies = self.plan, sent.copies
         dtype = p.gradients if sent.gradients else p.dtype
-        return Call(
-            traffic="DP",
-            group=copies.across_group if sent.across else copies.group,
-            operation=sent.operation,
-            size=round(sent.elements * element_bytes(dtype)),
-            dtype=dtype,
-            direction="backward" if sent.backward else "forward",
-            label=(sent.added and self.shard_label) or copies.label,
-            root=sent.root,
-        )
+        group = copies.across_group if sent.across else copies.group
+        size = round(sent.elements * element_bytes(dtype))
+        label = (sent.added and self.shard_label) or copies.label
+        more: dict[str, Any] = {
+            "direction": WAYS[sent.backward],
+            "label": label,
+            "root": sent.root,
+        }
+        return Call("DP", group, sent.operation, size, dtype, **more)
 
     def _experts_synced(self, point: str, layer: int) -> list[Call]:
         """What the experts' own unit sends, where experts have copies."""
@@ -436,15 +436,9 @@ class Stage:
         if p.pp == 1 or not shared or self.pair > 1 or self.number not in (0, p.pp - 1):
             return []
         table = next(t for t in self.dense if t.name == "token.weight")
-        call = Call(
-            traffic="EmbTableSync",
-            group="embedding",
-            operation="all_reduce",
-            size=table.elements * element_bytes(p.gradients),
-            dtype=p.gradients,
-            label="embedding_sync",
-        )
-        return [call]
+        kind, size = p.gradients, table.elements * element_bytes(p.gradients)
+        how = "EmbTableSync", "embedding", "all_reduce"
+        return [Call(*how, size, kind, label="embedding_sync")]
 
     @cached_property
     def sync(self) -> Synchronization:
@@ -541,37 +535,20 @@ def control(
     root: int = 0,
 ) -> Call:
     """A call of a few bytes: a norm, a loss, counts."""
-    return Call(
-        traffic="control",
-        group=group,
-        operation=operation,
-        size=size,
-        dtype=dtype,
-        label=label,
-        root=root,
-    )
+    return Call("control", group, operation, size, dtype, label=label, root=root)
 
 
 def _pattern(stages: Sequence[Stage], **about: Any) -> Pattern:
     """The pattern of all stages of a pipeline, with further properties of the run."""
     shape, gating, plan = stages[0].shape, stages[0].gating, stages[0].plan
-    properties: dict[str, object] = {
-        "model": shape.name,
-        "layers": shape.layers,
-        "hidden": shape.hidden,
-        "dtype": plan.dtype,
-        **about,
-    }
+    about |= {"model": shape.name, "layers": shape.layers, "hidden": shape.hidden}
+    about["dtype"] = plan.dtype
     if shape.experts:
         names = ("k", "router", "dispatch", "capacity_factor")
-        properties["experts"] = shape.experts
-        properties |= {name: getattr(gating, name) for name in names}
-    return Pattern(
-        name=shape.name,
-        layout=plan,
-        stages=tuple(stages),
-        about=tuple(properties.items()),
-    )
+        about["experts"] = shape.experts
+        about |= {name: getattr(gating, name) for name in names}
+    whole, properties = tuple(stages), tuple(about.items())
+    return Pattern(name=shape.name, layout=plan, stages=whole, about=properties)
 
 
 def megatron_pattern(
@@ -603,32 +580,22 @@ def megatron_pattern(
     gating, p = gating or Gating(k=1), layout
     imbalance = p.ep * max(map(max, shares)) if shares else 1.0
     check(Layout.of(model, p, gating, imbalance=imbalance))
-    if shares:
-        lengths = sorted({len(row) for row in shares})
-        way = p.dispatcher, p.expert_tp, gating.dispatch == "padded"
-        refuse(
-            [
-                (
-                    "there is a share for each expert-parallel rank, but there are "
-                    f"{lengths[0]} for ep {p.ep}",
-                    "give --ep as many",
-                )
-            ]
-            * (lengths != [p.ep])
-            + [
-                (
-                    "measured shares of ranks are of whole experts whose tokens one "
-                    "all-to-all sends, but dispatcher, etp and dispatch are "
-                    f"{p.dispatcher}, {p.expert_tp} and {gating.dispatch}",
-                    "use --dispatcher plain, --etp 1 and --dispatch dropless",
-                )
-            ]
-            * (way != ("plain", 1, False))
+    way = p.dispatcher, p.expert_tp, gating.dispatch
+    if shares and {p.ep} != (lengths := {len(row) for row in shares}):
+        raise LayoutError(
+            "there is a share for each expert-parallel rank, but there are "
+            f"{min(lengths)} for ep {p.ep}: give --ep as many"
+        )
+    if shares and (way[:2] != ("plain", 1) or way[2] == "padded"):
+        raise LayoutError(
+            "measured shares of ranks are of whole experts whose tokens one all-to-all "
+            f"sends, but dispatcher, etp and dispatch are {way}: use --dispatcher "
+            "plain, --etp 1 and --dispatch dropless"
         )
     return _pattern([Stage(model, p, gating, n, shares=shares) for n in range(p.pp)])
 
 
-# ---- moetraffic.models ----------------------------------------------------------------
+# ---- moetraffic.models ---------------------------------------------------------------
 
 
 def workload_pattern(workload: Workload) -> Pattern:
@@ -651,7 +618,7 @@ def workload_pattern(workload: Workload) -> Pattern:
     """
     plan, w = workload.parallelism, workload
     plan = replace(plan, synchronization=plan.synchronization or OWN[plan.zero])
-    refuse(violations(plan, SYNCHRONIZATION_RULES))
+    check(plan, SYNCHRONIZATION_RULES)
     stages = [_OwnStage(w.model, plan, w.gating, n, w) for n in range(plan.pp)]
     return _pattern(stages, seed=w.training.seed, workload=w.to_json())
 

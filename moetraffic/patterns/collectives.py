@@ -30,8 +30,8 @@ nodes, and within a node a chain hangs on them; here every rank is a node of the
 Cho et al., "BlueConnect", MLSys 2019, section 3; Jia et al., arXiv 1807.11205, section
 3.2 (hierarchical all-reduce); Hwang et al., "Tutel", arXiv 2206.03382, section 3.4 (2DH
 all-to-all).
-gloo, ``allreduce.cc``, ``allgather.cc``, ``broadcast.cc``,
-``reduce.cc``; torch, ``ProcessGroupGloo.cpp``.
+gloo, ``allreduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``reduce.cc``; torch,
+``ProcessGroupGloo.cpp``.
 """
 
 from __future__ import annotations
@@ -92,14 +92,7 @@ def convention(collective: str) -> Convention:
 def wire_bytes(
     collective: str, ranks: npt.ArrayLike, size_bytes: npt.ArrayLike
 ) -> Float64:
-    """Bytes that the busiest link must carry each way.
-
-    Parameters
-    ----------
-    collective
-        One of COLLECTIVES.
-    ranks, size_bytes
-        Numbers n and bytes; arrays are broadcast against each other.
+    """Bytes that the busiest link must carry each way; arrays are broadcast.
 
     Examples
     --------
@@ -125,17 +118,8 @@ def steps(collective: str, ranks: npt.ArrayLike) -> Float64:
 
 
 def uneven_bytes(matrix: npt.ArrayLike) -> tuple[int, int]:
-    """Size and wire of an uneven all-to-all.
-
-    Parameters
-    ----------
-    matrix
-        ``[n, n]`` bytes, row sends, column receives.
-
-    Returns
-    -------
-    size, wire
-        The largest row or column sum, and the largest without the diagonal.
+    """Size and wire of an uneven all-to-all ``[n, n]``: the largest row or column sum,
+    and the largest without the diagonal.
 
     Examples
     --------
@@ -163,21 +147,12 @@ def sizes(kind: str, nbytes: Int64) -> Int64:
 def traffic_bytes(kind: str, size: Int64, width: Int64, alone: Bool) -> Int64:
     """Network, busiest-link and largest bytes of dense operations, ``[3, n]``.
 
-    Bytes on the network are those of a ring or a tree: no algorithm sends less.  The
-    busiest link's are nccl-tests' busbw multiplied by the time, and the largest its
-    algbw multiplied by the time.  A message from a rank to itself and a group of one
-    use no network; of kinds that are not in COLLECTIVES nothing is counted.
-
-    Parameters
-    ----------
-    kind
-        Of collective.
-    size
-        ``[n]`` size S of :func:`sizes`, in bytes.
-    width
-        ``[n]`` number W of group members.
-    alone
-        ``[n]`` whether it is a message of a rank to itself.
+    Of sizes ``[n]`` of :func:`sizes`, in groups of ``width`` ``[n]`` members, ``alone``
+    where a message is of a rank to itself.  Bytes on the network are those of a ring or
+    a tree: no algorithm sends less.  The busiest link's are nccl-tests' busbw
+    multiplied by the time, and the largest its algbw multiplied by the time.  A message
+    from a rank to itself and a group of one use no network; of kinds that are not in
+    COLLECTIVES nothing is counted.
     """
     way = COLLECTIVES.get(kind)
     if way is None or kind in ("all_to_all", UNEVEN):
@@ -350,7 +325,8 @@ def gloo_parts(size: int, ranks: int, element: int) -> Int64:
     each = ceil(max(ceil(size / most), 2 * ranks) / ranks)
     length = ceil(ceil(size / (each * ranks)) / element) * element
     begins = length * np.arange(each * ranks)
-    return np.clip(size - begins, 0, length).reshape(ranks, each).sum(axis=1)
+    parts = np.clip(size - begins, 0, length).reshape(ranks, each)
+    return np.asarray(parts.sum(axis=1), np.int64)
 
 
 def gloo_reduce(size: int, ranks: int, root: int, element: int) -> Int64:
@@ -380,11 +356,6 @@ def hierarchical(operation: str, volumes: Int64, nodes: Sequence[int]) -> Int64:
 
     Of ``size`` bytes of an all-reduce a rank sends ``2 (g-1)/g size`` within its node
     of g ranks and ``2 (m-1)/m size/g`` to another of m.  ``nodes``: of each member.
-
-    Raises
-    ------
-    LayoutError
-        If nodes have not as many members.
     """
     out = np.zeros((len(volumes), len(volumes)), np.int64)
     inside = _members(nodes)
@@ -466,32 +437,13 @@ def collective_matrix(
     nodes: Sequence[int] | None = None,
     element: int = 4,
 ) -> Int64:
-    """The matrix of one collective.
+    """The matrix ``[n, n]`` of one collective of KNOWN, or of a barrier.
 
-    Parameters
-    ----------
-    operation
-        One of :data:`KNOWN`, or "barrier".
-    volumes
-        ``[n]`` bytes of each member's input.
-    algorithm
-        One of ALGORITHMS.
-    root
-        The member that broadcasts, or that a reduce ends at.
-    nodes
-        The node of each member, which "hierarchical" needs; None: all on one.
-    element
-        Bytes of an element, at which gloo cuts its messages.
-
-    Returns
-    -------
-    ndarray
-        ``[n, n]`` int64.
-
-    Raises
-    ------
-    LayoutError
-        If the algorithm or the operation is not known, or the nodes do not suit it.
+    ``volumes`` ``[n]`` are bytes of each member's input, ``root`` the member that
+    broadcasts, or that a reduce ends at, ``nodes`` those of the members, which
+    "hierarchical" needs (None: all on one), ``element`` the bytes at which gloo cuts
+    its messages.  LayoutError if algorithm or operation is not one of those here, or
+    the nodes do not suit it.
     """
     check_choice("the algorithm", algorithm, ALGORITHMS, LayoutError)
     volumes = np.asarray(volumes, np.int64)
@@ -515,8 +467,5 @@ def collective_matrix(
             out[root] = size // max(1, ranks)
         out[root, root] = 0
         return out
-    if algorithm == "hierarchical":
-        return hierarchical(operation, volumes, nodes or [0] * ranks)
-    if algorithm == "gloo":
-        return gloo(operation, volumes, element)
-    return ALGORITHMS[algorithm](operation, volumes)
+    more = {"hierarchical": (nodes or [0] * ranks,), "gloo": (element,)}
+    return ALGORITHMS[algorithm](operation, volumes, *more.get(algorithm, ()))

@@ -19,12 +19,10 @@ Narayanan et al., arXiv 2104.04473, section 3 (tensor ranks beside each other).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, replace
 from functools import cached_property
-from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -143,7 +141,6 @@ class Layout:
     """Layout, schedule, batch, storage and the libraries' ways of a training.
 
     Whether a run can exist is asked by those who use it: :func:`~.rules.violations`.
-    What peers disagree about is a field here; nothing is assumed silently.
 
     Parameters
     ----------
@@ -278,18 +275,6 @@ class Layout:
             elif isinstance(value, np.ndarray):
                 held[name] = np.broadcast_to(value, self.shape).flat[index].item()
         return Layout(**held)
-
-    def each(self) -> Iterator[Layout]:
-        """The layouts one by one."""
-        return map(self.at, range(prod(self.shape)))
-
-    @cached_property
-    def varied(self) -> tuple[str, ...]:
-        """Fields that differ between the layouts."""
-        names = (*NUMBERS, *CHOICES, *ELEMENTS)
-        found = [n for n in names if np.unique(getattr(self, n)).size > 1]
-        several = not isinstance(self.model, (ModelShape, type(None)))
-        return (*("model",) * several, *found)
 
     # ---- sizes -----------------------------------------------------------------
 
@@ -502,37 +487,30 @@ class Layout:
 
     # ---- process groups ------------------------------------------------------------
 
+    @cached_property
+    def _group_sizes(self) -> dict[str, tuple[Values, Values]]:
+        c, etp, replica = self, self.expert_tp, self.tp * self.cp * self.dp
+        sizes: dict[str, tuple[Values, Values]] = {
+            **{"tp": (c.tp, 1.0), "cp": (c.cp, c.tp), "dp": (c.dp, c.tp * c.cp)},
+            **{"dp_cp": (c.dp * c.cp, c.tp), "pp": (c.pp, replica)},
+            **{"mp": (c.tp * c.pp, 1.0), "world": (c.world, 1.0)},
+            **{"etp": (etp, 1.0), "ep": (c.ep, etp), "edp": (c.edp, etp * c.ep)},
+            **{"etp_ep": (etp * c.ep, 1.0), "ep_within": (c.near, etp)},
+            "ep_across": (c.ep / c.near, c.near * etp),
+            "embedding": (1.0 + (c.pp > 1), replica * np.maximum(c.pp - 1, 1)),
+        }
+        copies = ("dp", c.copies_held, c.tp), ("edp", c.expert_copies, etp * c.ep)
+        for name, ranks, stride in copies:
+            shards = c.among(ranks)
+            sizes[f"{name}_pair"] = ranks, stride
+            sizes[f"{name}_shard"] = shards, stride
+            sizes[f"{name}_replicate"] = ranks / shards, stride * shards
+        return sizes
+
     def group(self, kind: str) -> tuple[Values, Values]:
         """Ranks of a kind of group, and the ranks between its neighbors, in the usual
         order: of ``arrays()``."""
-        c = self
-        if kind == "embedding":
-            apart = c.tp * c.cp * c.dp * np.maximum(c.pp - 1, 1)
-            return np.where(c.pp > 1, 2.0, 1.0), apart
-        if kind in NODE_KINDS:
-            across = c.ep / c.near, c.near * c.expert_tp
-            return (c.near, c.expert_tp) if kind == "ep_within" else across
-        if kind in SHARD_KINDS or kind in PAIR_KINDS:
-            dense, way = kind.startswith("dp"), kind.rpartition("_")[2]
-            copies = c.copies_held if dense else c.expert_copies
-            step = c.tp if dense else c.expert_tp * c.ep
-            shards = c.among(copies)
-            within = {"pair": copies, "shard": shards}
-            return within.get(way, copies / shards), (
-                step * shards if way == "replicate" else step
-            )
-        sizes, step = (c.tp, c.cp, c.dp, c.pp), np.float64(1)
-        names, varying = DENSE_KINDS["world"], DENSE_KINDS.get(kind)
-        if varying is None:
-            sizes, names = (c.expert_tp, c.ep, c.edp, c.pp), ("etp", "ep", "edp", "pp")
-            varying = EXPERT_KINDS[kind]
-        stride = step
-        for name, size in zip(names, sizes, strict=True):
-            if name == varying[0]:
-                stride = step
-            step = step * size
-        by_name = dict(zip(names, sizes, strict=True))
-        return prod((by_name[n] for n in varying), start=np.float64(1)), stride
+        return self._group_sizes[kind]
 
     @property
     def stage_of(self) -> tuple[int, ...]:
@@ -580,20 +558,6 @@ NUMBERS = tuple(
     if f.name not in ("model", "order", "bucket_mib", "keep", *CHOICES, *ELEMENTS)
 )
 """Fields that are numbers, or arrays of them."""
-
-
-def grid(**options: Any) -> Layout:
-    """All combinations of the options that are lists, the first one varies slowest.
-
-    Examples
-    --------
-    >>> grid(dp=[1, 2], zero=[0, 1, 2], tp=2).zero.tolist()
-    [0, 1, 2, 0, 1, 2]
-    """
-    lists = {n: value for n, value in options.items() if isinstance(value, list)}
-    rows = list(product(*lists.values()))
-    columns = {name: [row[n] for row in rows] for n, name in enumerate(lists)}
-    return Layout(**{**options, **columns})
 
 
 def room(routed: Values, experts: Values, capacity_factor: Values) -> Values:

@@ -13,31 +13,19 @@ onto the lightest rank that has room.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import LayoutError
 from moetraffic.spelling import check_choice
 
-
-def contiguous(experts: Int64, load: Float64, ranks: int) -> Int64:
-    """Rank 0 holds the first S/W slots, rank 1 the next, and so on.
-
-    Of ``experts`` and ``load`` ``[S]``, those of each slot, and W ``ranks``, a divisor
-    of S: the rank of each slot ``[S]``, int64.
-    """
-    return np.arange(len(experts)) // (len(experts) // ranks)
-
-
-def strided(experts: Int64, load: Float64, ranks: int) -> Int64:
-    """Slot s lies on rank ``s mod W``; see :func:`contiguous`."""
-    return np.arange(len(experts)) % ranks
+PLACEMENTS = ("contiguous", "strided", "greedy")
+"""Rank 0 holds the first S/W slots, rank 1 the next; slot s lies on rank ``s mod W``;
+heaviest slot first, onto the lightest rank with room."""
 
 
 def greedy(experts: Int64, load: Float64, ranks: int) -> Int64:
-    """Heaviest slot first, onto the lightest rank with room; see :func:`contiguous`.
+    """Rank of each slot ``[S]``, of their ``experts`` and ``load`` ``[S]``.
 
     A rank takes a second replica of one expert only where no other has room.
     """
@@ -58,29 +46,9 @@ def greedy(experts: Int64, load: Float64, ranks: int) -> Int64:
     return rank_of
 
 
-PLACEMENTS: dict[str, Callable[[Int64, Float64, int], Int64]] = {
-    "contiguous": contiguous,
-    "strided": strided,
-    "greedy": greedy,
-}
-"""The placements by name."""
-
-
 def replicate(load: Float64, slots: int) -> Int64:
-    """Give each expert a slot, and the others where the load a replica is greatest.
-
-    Parameters
-    ----------
-    load
-        ``[E]`` token copies for each expert.
-    slots
-        Number of slots S, at least E.
-
-    Returns
-    -------
-    ndarray
-        ``[S]`` int64, the expert of each slot, in order of the experts.
-    """
+    """The expert of each slot ``[S]``, in order of the experts: each has one, and the
+    others go where the ``load`` ``[E]`` a replica is greatest."""
     replicas = np.ones(len(load), np.int64)
     for _ in range(slots - len(load)):
         replicas[np.argmax(load / replicas)] += 1
@@ -96,10 +64,8 @@ def place(name: str, load: Float64, ranks: int, slots: int) -> tuple[Int64, Int6
         One of PLACEMENTS.
     load
         ``[E]`` token copies for each expert.
-    ranks
-        Number of ranks W.
-    slots
-        Number of slots S.
+    ranks, slots
+        Numbers W and S.
 
     Returns
     -------
@@ -123,6 +89,8 @@ def place(name: str, load: Float64, ranks: int, slots: int) -> tuple[Int64, Int6
             f"and {slots - len(load)} more replicas) do not divide over {ranks} ranks: "
             "change --ep or --replicas"
         )
-    experts = replicate(load, slots)
-    share = load[experts] / np.bincount(experts)[experts]
-    return experts, PLACEMENTS[name](experts, share, ranks)
+    experts, places = replicate(load, slots), np.arange(slots)
+    if name == "greedy":
+        share = load[experts] / np.bincount(experts)[experts]
+        return experts, greedy(experts, share, ranks)
+    return experts, places % ranks if name == "strided" else places // (slots // ranks)

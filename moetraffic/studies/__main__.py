@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -48,7 +48,7 @@ def _command(*names: str) -> Callable[..., None]:
                     path = charts / f"{result.data['study']}-{name}.png"
                     validate_outputs((path,), (), force=force)
                     figures.save(chart, path)
-        more = {"tables": tables, "only": only, "as_json": as_json}
+        more: dict[str, Any] = {"tables": tables, "only": only, "as_json": as_json}
         show(*results, **more, output=output, force=force)
 
     study.__doc__ = f"Recompute {', '.join(names)}, and show the errors."

@@ -17,7 +17,7 @@ from typing import Any
 from moetraffic.data import published
 from moetraffic.patterns import Layout, preset
 from moetraffic.result import Result
-from moetraffic.timemodel import APNET24, Conventions, System, estimate
+from moetraffic.timemodel import Estimate, System, estimate, operations, traffic
 
 from .study import Rows, recomputed, rounded, table
 
@@ -44,15 +44,14 @@ BATCH = 16
 BANDWIDTHS = (1.25e9, 5e9, 12.5e9)
 """Effective bytes/s that are tried; the study measured its own, without numbers."""
 
-CONVENTIONS = {
-    "as the study (8 N tokens, N/(pt) reduced)": APNET24,
-    "N reduced by each rank": Conventions(flops="parameters", reduced="whole"),
-    "FLOP by layers (SC'21)": Conventions(),
-    "bubble without communication (SC'21)": Conventions(
-        flops="parameters", bubble="compute"
-    ),
-    "vocabulary-parallel ends counted": Conventions(flops="parameters", ends="counted"),
+CONVENTIONS: dict[str, dict[str, Any]] = {
+    "as the study (8 N tokens, N/(pt) reduced)": {"reduced": "mean", "ends": False},
+    "N reduced by each rank": {"reduced": "whole"},
+    "FLOP by layers (SC'21)": {"parameters": False},
+    "bubble without communication (SC'21)": {"bubble_sends": False},
+    "vocabulary-parallel ends counted": {},
 }
+"""Ways of counting, as :func:`counted` takes them."""
 
 
 def reproduce() -> Result:
@@ -97,6 +96,55 @@ def _configuration(layout: tuple[int, int, int], **more: Any) -> Layout:
     return Layout(**{**sizes, "dtype": "float16", **more})
 
 
+def counted(
+    layout: Layout,
+    system: System,
+    *,
+    parameters: bool = True,
+    reduced: str = "held",
+    ends: bool = True,
+    bubble_sends: bool = True,
+) -> Estimate:
+    """Estimate with FLOP, volumes and bubble as published models count them.
+
+    Parameters
+    ----------
+    layout, system
+        A GPT without ZeRO under 1F1B; computing time by utilization.
+    parameters
+        ``8 N/(p t) b s`` FLOP of a micro-batch, a quarter of them forward again, or
+        those of the layers (SC'21, equation 3).
+    reduced
+        Parameters whose gradients a rank reduces: what it ``held``, their ``mean``
+        ``N/(p t)``, or the ``whole`` N, as the study prints it.
+    ends
+        Whether vocabulary-parallel ends communicate.
+    bubble_sends
+        Whether a micro-batch in the bubble takes its communication, too.
+    """
+    c, rows = layout.arrays(), []
+    for row in traffic(layout):
+        if row.kind == "dp" and reduced != "held":
+            share = c.pp * c.tp if reduced == "mean" else 1.0
+            buffer = c.sizes.parameters / share * c.gradient_bytes
+            row = replace(row, buffer=buffer)
+        if ends or row.kind != "ends":
+            rows.append(row)
+    if parameters:
+        passes = 3.0 + (c.recompute == "full")
+        flop = 2 * passes * c.sizes.parameters * c.tokens / (c.pp * c.tp)
+        share = operations(layout).all / flop
+        system = replace(system, utilization=system.utilization * share)
+    e = estimate(layout, system, moved=rows)
+    if bubble_sends:
+        return e
+    bubble = c.idle * e.compute / c.accumulation
+    return replace(e, bubble=bubble, iteration=e.iteration - e.bubble + bubble)
+
+
+STUDY = CONVENTIONS["as the study (8 N tokens, N/(pt) reduced)"]
+
+
 def _groups() -> Rows:
     p, t, d = LAYOUTS[0]
     rows = []
@@ -114,7 +162,7 @@ def _stripes(layout: tuple[int, int, int]) -> Rows:
     """Tabulate rank distances, pairs and bytes of each kind of traffic of GPT-3B."""
     p, t, d = layout
     config = _configuration(layout, model=preset("gpt-3b").model)
-    wire = estimate(config, System(peak_flops=1e12), conventions=APNET24).wire
+    wire = counted(config, System(peak_flops=1e12), **STUDY).wire
     expected = {
         "tp": sorted({1, t - 1}),
         "dp": sorted({t, t * (d - 1)}),
@@ -162,7 +210,7 @@ def _estimates() -> Rows:
     for name, config, system in _configurations():
         for speed in BANDWIDTHS:
             sped = replace(system, bandwidth=speed)
-            e = estimate(config, sped, conventions=APNET24)
+            e = counted(config, sped, **STUDY)
             times = (e.compute, e.tp, e.pp, e.dp, e.bubble, e.iteration)
             cells = rounded((*times, e.bubble_share, e.comm_share), 4)
             rows.append((name, None, speed / 1e9, *cells))
@@ -175,7 +223,7 @@ def _bubbles() -> Rows:
     rows = []
     for name, config, system in _configurations():
         p, m = float(config.pp), float(config.accumulation)
-        e = estimate(config, system, conventions=APNET24)
+        e = counted(config, system, **STUDY)
         without = float(e.bubble / (e.iteration - e.dp))
         formula = (p - 1) / (p - 1 + m)
         pair = rounded((formula, without), 6)
@@ -187,10 +235,10 @@ def _bubbles() -> Rows:
 def _conventions() -> Rows:
     """Compare the iteration time under different published model conventions."""
     _, config, system = next(_configurations())
-    base = float(estimate(config, system, conventions=APNET24).iteration)
+    base = float(counted(config, system, **STUDY).iteration)
     rows = []
-    for what, conventions in CONVENTIONS.items():
-        e = estimate(config, system, conventions=conventions)
+    for what, how in CONVENTIONS.items():
+        e = counted(config, system, **how)
         change = float(e.iteration) / base - 1
         cells = e.iteration, e.comm_share, e.waiting_share, change
         rows.append((what, *rounded(cells, 4)))

@@ -179,8 +179,8 @@ def _unseen(tables: Sequence[Measured], known: Sequence[Measured]) -> Rows:
             error, plain = m.errors()[some], m.utilization[some] / used - 1
             away = np.abs(error)
             cells = away.mean(), np.median(away), away.max(), error.mean()
-            cells = rounded((*cells, np.abs(plain).mean()), 3)
-            rows.append((m.name, words, int(some.sum()), *cells))
+            figures = rounded((*cells, np.abs(plain).mean()), 3)
+            rows.append((m.name, words, int(some.sum()), *figures))
     names = "of sequences rows mean_error median_error largest_error mean_with_sign"
     return table(f"{names} mean_error_constant", rows)
 

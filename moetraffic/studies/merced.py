@@ -157,7 +157,7 @@ def copied(chosen: str) -> Float64:
     every = cells().dropna(subset="fraction").query(chosen)
     place = ["protocol", "scaling", "gpus", "batch"]
     pairs = every.merge(every, on=place).query("workload_x != workload_y")
-    return (pairs.fraction_x - pairs.fraction_y).to_numpy()
+    return np.asarray(pairs.fraction_x - pairs.fraction_y)
 
 
 # ---- the tables --------------------------------------------------------------------

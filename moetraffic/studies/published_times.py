@@ -122,7 +122,8 @@ def rows_of(name: str) -> pd.DataFrame:
 
 def gpt(row: Any) -> ModelShape:
     """Return the GPT of a row, by default of 2048 tokens and 51,200 words."""
-    sizes = {name: int(getattr(row, name)) for name in ("layers", "hidden", "heads")}
+    names = ("layers", "hidden", "heads")
+    sizes: dict[str, Any] = {name: int(getattr(row, name)) for name in names}
     sizes["sequence"] = int(getattr(row, "seq", 2048))
     return ModelShape(**sizes, vocabulary=int(getattr(row, "vocab", 51_200)), **GPT)
 

@@ -174,8 +174,8 @@ def _projection() -> Rows:
     rows = []
     for name, stage in product((LOW, HIGH), (0, 1, 2, 3)):
         gpus = float(systems()[name]["gpus_per_node"]) * 2.0 ** np.arange(7)
-        batch = {"micro_batch": 4, "global_batch": 4 * gpus}
-        found = _of_model(name, dp=gpus, zero=stage, **batch)
+        batch = 4 * gpus
+        found = _of_model(name, dp=gpus, zero=stage, micro_batch=4, global_batch=batch)
         speedup = float(found.iteration[0]) / found.iteration
         moved = found.all_communication
         projected = projected_speedup(
@@ -209,7 +209,7 @@ def _systems() -> Rows:
 def _model_parallel() -> Rows:
     """Compare tensor- and pipeline-parallel layouts of an 18.4B GPT on 64 GPUs."""
     rows = []
-    fixed = {"micro_batch": 1, "global_batch": 512, "recompute": "full"}
+    fixed: dict[str, Any] = {"micro_batch": 1, "global_batch": 512, "recompute": "full"}
     for name in (LOW, HIGH):
         node = int(systems()[name]["gpus_per_node"])
         for what, t, p in (
@@ -218,7 +218,7 @@ def _model_parallel() -> Rows:
             (f"tp {node}, pp 2", node, 2),
             (f"tp {node // 2}, pp 4", node // 2, 4),
         ):
-            sizes = {"tp": t, "pp": p, "dp": 64 // (t * p)}
+            sizes: dict[str, Any] = {"tp": t, "pp": p, "dp": 64 // (t * p)}
             e = _of_model(name, "megatron-18.4b", **sizes, **fixed)
             shares = rounded((e.dp, e.comm_share, e.bubble_share), 3)
             rows.append((name, what, *rounded((e.iteration, e.tp), 2), *shares))
@@ -252,7 +252,8 @@ def _dp_and_tp() -> Rows:
         gpus = np.array([n for n in (4.0, 8.0, 16.0) if n >= node])
         cells: list[Any] = []
         for axis in ("dp", "tp"):
-            e = _of_model(name, **{axis: gpus}, micro_batch=1, global_batch=64)
+            fields: dict[str, Any] = {axis: gpus, "global_batch": 64}
+            e = _of_model(name, micro_batch=1, **fields)
             sent = np.sum(list(e.wire.values()), axis=0) / GIGA
             cells += [e.iteration, e.iteration[0] / e.iteration, sent]
         for n, *values in zip(gpus.tolist(), *cells, strict=True):

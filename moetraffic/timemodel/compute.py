@@ -10,53 +10,17 @@ sheet or named here with their source.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from moetraffic.arrays import Float64
 from moetraffic.data import published
-from moetraffic.errors import LayoutError
 from moetraffic.patterns.layout import Layout
-from moetraffic.spelling import check_choice
 from moetraffic.workload.rules import Values
-
-# ---- conventions ---------------------------------------------------------------------
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "flops": ("layers", "parameters"),
-    "reduced": ("held", "mean", "whole"),
-    "ends": ("left-out", "counted"),
-    "bubble": ("with-communication", "compute"),
-}
-"""By field of Conventions, what it may be."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conventions:
-    """How published time models count FLOP, volumes and the bubble."""
-
-    flops: str = "layers"  # SC'21 equation 3; "parameters": 8 N/(p t) b s of APNet'24
-    reduced: str = "held"  # what a rank holds, of the stage that sends most;
-    # "mean": N/(p t); "whole": N, as APNet'24 prints it
-    ends: str = "counted"  # of vocabulary-parallel ends, and norms' gradients;
-    # "left-out"
-    bubble: str = "with-communication"  # APNet'24; "compute": SC'21's ideal time
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            check_choice(field.name, value, CHOICES[field.name], LayoutError)
-
-
-APNET24 = Conventions(flops="parameters", ends="left-out", reduced="mean")
-"""'Understanding Communication Characteristics of Distributed Training', APNet'24."""
-
-SC21 = Conventions()
-"""Narayanan et al., SC'21, arXiv 2104.04473."""
 
 # ---- GPUs ----------------------------------------------------------------------------
 
@@ -65,40 +29,32 @@ MATMUL_SHARE, MEMORY_SHARE = 0.732, 0.741
 the fit, and its errors on tables that were not fitted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionKernel:
+class AttentionKernel(NamedTuple):
     """Measured speed of fused causal attention, forward and backward."""
 
     name: str
-    flops: tuple[float, float]  # FLOP/s of the causal half, long sequences, wide heads
+    tflops: tuple[float, float]  # of the causal half, long sequences, wide heads
     tokens: tuple[float, float]  # of a sequence at which half of it is reached
     width: tuple[float, float]  # of a head at which half of it is reached
 
-    def seconds(
-        self, flop: Values, sequence: Values, width: Values
-    ) -> tuple[Values, Values]:
-        """Seconds of a forward pass of so many FLOP, and of its backward pass, which
-        has 2.5 times as many."""
-        kinds = zip(self.flops, self.tokens, self.width, (1, 2.5), strict=True)
-        ahead, back = (
-            more * flop / rate * (1 + tokens / sequence) * (1 + wide / width)
+    def seconds(self, flop: Values, sequence: Values, width: Values) -> list[Values]:
+        """Forward pass of so many FLOP, and backward pass of 2.5 times as many."""
+        kinds = zip(self.tflops, self.tokens, self.width, (1, 2.5), strict=True)
+        return [
+            more * flop / (1e12 * rate) * (1 + tokens / sequence) * (1 + wide / width)
             for rate, tokens, wide, more in kinds
-        )
-        return ahead, back
+        ]
 
 
-ATTENTION = {
-    row["kernel"]: AttentionKernel(
-        name=row["kernel"],
-        flops=(
-            1e12 * float(row["forward_tflops"]),
-            1e12 * float(row["backward_tflops"]),
-        ),
-        tokens=(float(row["forward_tokens"]), float(row["backward_tokens"])),
-        width=(float(row["forward_width"]), float(row["backward_width"])),
+def _attention(row: Mapping[str, str]) -> AttentionKernel:
+    tflops, tokens, width = (
+        (float(row[f"forward_{name}"]), float(row[f"backward_{name}"]))
+        for name in ("tflops", "tokens", "width")
     )
-    for row in published("attention_kernels")
-}
+    return AttentionKernel(row["kernel"], tflops, tokens, width)
+
+
+ATTENTION = {row["kernel"]: _attention(row) for row in published("attention_kernels")}
 """By name; measured on an H200."""
 
 
@@ -144,60 +100,55 @@ A100, H100 = GPUS["A100"], GPUS["H100"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operations:
-    """FLOP of one micro-batch on one rank; a multiplication and addition are two."""
+class Work:
+    """FLOP, or seconds, of one micro-batch on one rank."""
 
-    forward: Float64
-    backward: Float64
-    recomputed: Float64  # forward again, before backward
-    weights: Float64  # of backward, the gradients of weights
-    core: Float64  # of both passes, attention's products of queries, keys and values
+    forward: Values  # of the layers of the stage that takes longest; FLOP: all of it
+    backward: Values
+    recomputed: Values  # forward again, before backward
+    core: Values  # of both passes, attention's products of queries, keys and values
+    weights: Values = 0.0  # FLOP of backward, the gradients of weights
+    head: Values = 0.0  # seconds of output layer and loss on the last stage, all passes
+    spare: Values = 0.0  # what layers of the last stage take less than the longest
+    launches: Values = 0.0  # in which the GPU waits for the host's kernel launches
 
     @property
     def all(self) -> Float64:
-        """All three."""
-        return self.forward + self.backward + self.recomputed
+        """Forward, backward and recomputed."""
+        return np.asarray(self.forward + self.backward + self.recomputed)
 
 
-def operations(layout: Layout, conventions: Conventions = SC21) -> Operations:
-    """FLOP of a micro-batch of ``b s`` tokens on a rank.
+def operations(layout: Layout) -> Work:
+    """FLOP of a micro-batch of ``b s`` tokens on a rank, a multiplication and addition
+    being two.
 
-    ``flops="layers"``: a layer takes ``2 w b s`` for its ``w`` weights and
-    ``4 b s^2 h`` for attention without the causal half, the head ``2 b s h V``;
-    backward is twice that.  A GPT's iteration is then
-    ``96 B s l h^2 (1 + s/6h + V/16lh)`` with full recomputation (SC'21, equation 3),
-    ``72 ... V/12lh`` without.
-    ``flops="parameters"``: ``8 N/(p t) b s``, of which forward is 2 (APNet'24).
-
-    Experts count with the busiest rank's load (``imbalance``), or with their padded
-    buffers.
+    A layer takes ``2 w b s`` for its ``w`` weights and ``4 b s^2 h`` for attention
+    without the causal half, the head ``2 b s h V``; backward is twice that.  A GPT's
+    iteration is then ``96 B s l h^2 (1 + s/6h + V/16lh)`` with full recomputation
+    (SC'21, equation 3), ``72 ... V/12lh`` without.  Experts count with the busiest
+    rank's load (``imbalance``), or with their padded buffers.
     """
     c = layout.arrays()
-    m, again = c.sizes, (c.recompute == "full") * 1.0
-    spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
-    routed = 2 * c.k * m.expert_weights * m.moe_layers * spread * c.tokens
-    split = c.tp * m.layers / c.stage_layers
+    m, split = c.sizes, c.tp * c.sizes.layers / c.stage_layers
+    routed = 2 * c.k * m.expert_weights * m.moe_layers * spread(c) * c.tokens
     core = 4 * m.layers * c.tokens * m.sequence * m.attention / split
-    if conventions.flops == "parameters":
-        whole = (2 * m.parameters * c.tokens + routed) / split
-        return Operations(
-            forward=whole,
-            backward=2 * whole,
-            recomputed=again * whole,
-            weights=whole,
-            core=3 * core,
-        )
     layers = (2 * m.layers * m.weights * c.tokens + routed) / split + core
     head = 2 * c.tokens * m.hidden * m.vocabulary / c.tp
     # modules that predict further tokens are a mean layer and a head each
     head = (head + m.mtp * (head + layers / c.stage_layers)) / c.pp
-    return Operations(
+    again = np.where(c.recompute == "full", layers, 0.0)
+    return Work(
         forward=layers + head,
         backward=2 * (layers + head),
-        recomputed=again * layers + np.where(c.recompute == "selective", core, 0.0),
+        recomputed=np.where(c.recompute == "selective", core, again),
         weights=layers - core + head,
         core=3 * core,
     )
+
+
+def spread(c: Layout) -> Values:
+    """Rows of the busiest rank's experts, or of their buffers, over the mean."""
+    return np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
 
 
 def model_operations(layout: Layout) -> Float64:
@@ -237,24 +188,6 @@ expert, where a product in 8 bits takes its scales from these (Transformer Engin
 Product: TypeAlias = tuple[Values, Values, Values, Values, Values]
 """Rows, columns and inner size of a matrix product, how many there are at once, and
 whether it is in 8 bits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passes:
-    """Seconds of one micro-batch on a rank."""
-
-    forward: Float64  # of the layers of the stage that takes longest
-    backward: Float64
-    recomputed: Float64
-    head: Float64  # output layer and loss, all passes, on the last stage
-    spare: Float64  # what the layers of the last stage take less than the longest
-    core: Float64  # of both passes, attention's products of queries, keys and values
-    launches: Float64  # of all passes, in which the GPU waits for the host's launches
-
-    @property
-    def all(self) -> Float64:
-        """Of the layers."""
-        return self.forward + self.backward + self.recomputed
 
 
 def matmul(
@@ -351,9 +284,8 @@ def _seconds(
     return seconds | dict(zip(forward, times[3 * len(linear) :, None], strict=True))
 
 
-def passes(layout: Layout, gpu: Gpu) -> Passes:
-    """Computing time of a micro-batch's passes through the stage that takes longest,
-    and of the head.
+def passes(layout: Layout, gpu: Gpu, *, graphs: bool = False) -> Work:
+    """Seconds of a micro-batch's passes; of ``graphs`` the host launches no kernel.
 
     Bytes between matrix products are counted kernel by kernel of Megatron-LM's layer in
     16 bits with fused softmax, activation and dropout: of a token and unit of the
@@ -382,9 +314,8 @@ def passes(layout: Layout, gpu: Gpu) -> Passes:
     if dense:
         networks["dense"] = tokens, m.dense_ffn / c.tp, 1
     if sparse:
-        spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
         local = np.maximum(m.experts / c.ep, 1)
-        copies = c.k * tokens * spread * c.expert_tp / c.tp
+        copies = c.k * tokens * spread(c) * c.expert_tp / c.tp
         networks["experts"] = copies / local, m.expert_ffn / c.expert_tp, local
         products["router"] = tokens, np.maximum(m.experts, 1), whole, 1, False
         if np.any(m.shared_ffn > 0):
@@ -419,7 +350,7 @@ def passes(layout: Layout, gpu: Gpu) -> Passes:
     fused = c.fused_attention > 0
     stored = np.where(fused, 0.0, number * here * m.sequence)
     core = seconds["queries"][0] + seconds["values"][0]
-    half = core / 2, 2.5 * core / 2
+    half = [core / 2, 2.5 * core / 2]
     if gpu.attention and np.any(fused):
         causal = 2 * number * here * m.sequence * width
         half = gpu.attention.seconds(causal, m.sequence, width)
@@ -441,7 +372,7 @@ def passes(layout: Layout, gpu: Gpu) -> Passes:
 
     def layer(count: Float64, time: Float64, kernels: Float64, *names: str) -> None:
         busy = time + kernels * gpu.start_s
-        time = np.maximum(busy, kernels * gpu.dispatch_s)
+        time = np.maximum(busy, kernels * (0.0 if graphs else gpu.dispatch_s))
         parts = norms
         for name in names if np.any(modules) else ():
             rows, width, number = networks[name]
@@ -486,13 +417,16 @@ def passes(layout: Layout, gpu: Gpu) -> Passes:
     waits = total(each, 2)
     # Step 5: the output layer; the loss passes 46 bytes a logit in 32 bits.
     head = seconds["head"].sum(axis=0) + 46 * tokens * m.vocabulary / c.tp / rate
-    return Passes(
+    # modules that predict further tokens are a mean layer and a head each
+    longest = ahead + back + again
+    head = head + m.mtp * (head + longest / c.stage_layers)
+    return Work(
         forward=ahead,
         backward=back,
         recomputed=again,
         head=head,
-        spare=ahead + back + again - sum(timed(last)),
-        core=np.asarray(sum(each) * (cores[0] + cores[1])),
+        spare=longest - sum(timed(last)),
+        core=sum(each) * (cores[0] + cores[1]),
         launches=waits.sum(axis=0) + np.where(full, waits[0], 0.0),
     )
 
@@ -529,10 +463,7 @@ def memory(layout: Layout) -> Memory:
     rules from their widths, without masks of dropout where feed-forward networks are
     gated.  With ``fp8`` inputs of products of weights are kept in 8 bits, but for
     attention's output (Transformer Engine, ``linear.py``), with ``recompute="modules"``
-    those of activation functions as well (DeepSeek-V3, arXiv 2412.19437, section
-    3.3.3).  Recomputing the attention matrices (or never storing them) leaves
-    ``34 s b h``, full recomputation the layer's input and one layer that is being
-    computed again.
+    those of activation functions too (arXiv 2412.19437, section 3.3.3).
 
     1F1B keeps ``min(p, m)`` micro-batches of a stage in flight, an interleaved schedule
     ``min(1 + (p - 1)/(p v), m/p)`` of all layers: with few micro-batches all of their
@@ -542,19 +473,21 @@ def memory(layout: Layout) -> Memory:
     gathered = np.where(c.zero == 3, (1 + c.prefetch) / c.stage_layers, 0.0)
     most = c.stages.most(c.stage_held + c.stage_experts)
     sums: list[Any] = [0.0, 0.0, 0.0]
+    sizes = c.element_bytes, c.gradient_bytes, c.state_bytes
     held_by = (c.stage_held, c.copies_held), (c.stage_experts, c.expert_copies)
     for held, copies in held_by:
-        cut = [np.where(c.zero >= n, c.among(copies), 1.0) for n in (3, 2, 1)]
-        cut[0] = 1 / np.minimum(1 / cut[0] + gathered, 1.0)
-        sizes = (c.element_bytes, c.gradient_bytes, c.state_bytes)
-        for n, (size, by) in enumerate(zip(sizes, cut, strict=True)):
-            sums[n] = sums[n] + c.stages.at(most, held) * size / by
+        here, ranks = c.stages.at(most, held), c.among(copies)
+        for n, size in enumerate(sizes):
+            left = np.where(c.zero >= 3 - n, 1 / ranks, 1.0)
+            left = np.minimum(left + gathered, 1.0) if n == 0 else left
+            sums[n] = sums[n] + here * size * left
     weights, gradients, optimizer = map(np.asarray, sums)
+    activations = _activations(c)
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=_activations(c),
+        activations=activations,
     )
 
 
@@ -564,10 +497,9 @@ def _activations(c: Layout) -> Float64:
     full, again = c.recompute == "full", c.recompute == "modules"
     # Step 1: one layer, bytes of a token.  Without sequence parallelism inputs of norms
     # and of products behind them, and masks of dropout, are whole on tensor ranks.
-    padded = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
     share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
     short = np.where(c.fp8 > 0, 1.0, e)
-    copies = share * np.maximum(c.k * padded, 1) + np.where(again, 0.0, 1 - share)
+    copies = share * np.maximum(c.k * spread(c), 1) + np.where(again, 0.0, 1 - share)
     normed = m.hidden * short * (copies + np.where(again, 0.0, 1.0))
     masks = np.where(m.gated > 0, 0.0, 2.0) * m.hidden
     whole = 2 * m.hidden * e + normed + masks + np.where(again, m.latent * e, 0.0)

@@ -8,18 +8,18 @@ calls g, the end of the last call is ``max(L b + g, b + L g)``, so that
 
 References
 ----------
-Gradients: Li et al., arXiv 2006.15704, section 3.2.3; gathers of ZeRO 3: Zhao et al.,
-arXiv 2304.11277, section 3.3.2; rings of attention: Liu et al., arXiv 2310.01889,
-section 3; parts of tensor-parallel products: arXiv 2205.05198, section 4.2.2, and
-Wang et al., ASPLOS 2023; expert exchanges under DualPipe: arXiv 2412.19437, section
-3.2.1, figure 4.
+Narayanan et al., SC'21, arXiv 2104.04473; 'Understanding Communication Characteristics
+of Distributed Training', APNet'24.  Overlap of gradients: Li et al., arXiv 2006.15704,
+section 3.2.3; gathers of ZeRO 3: Zhao et al., arXiv 2304.11277, section 3.3.2; rings of
+attention: Liu et al., arXiv 2310.01889, section 3; parts of tensor-parallel products:
+arXiv 2205.05198, section 4.2.2, and Wang et al., ASPLOS 2023; expert exchanges under
+DualPipe: arXiv 2412.19437, section 3.2.1, figure 4.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,22 +29,12 @@ from moetraffic.patterns.layout import Layout
 from moetraffic.patterns.rules import check, sound
 from moetraffic.workload.rules import Values
 
-from .compute import (
-    SC21,
-    Conventions,
-    Memory,
-    Operations,
-    Passes,
-    memory,
-    model_operations,
-    operations,
-    passes,
-)
+from .compute import Memory, Work, memory, model_operations, operations, passes
 from .system import System
-from .traffic import IN_DP, KINDS, Traffic, traffic
+from .traffic import KINDS, Traffic, traffic
 
-if TYPE_CHECKING:
-    import pandas as pd
+Hidden = dict[tuple[str, str], Float64]
+"""Seconds of communication by kind and by what it hides behind: one of WINDOWS."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,63 +46,25 @@ class Estimate:
     """
 
     config: Layout
-    sound: Bool  # bool: no rule of a layout is broken
+    sound: Bool  # no rule of a layout is broken
     compute: Float64  # T_comp
     launches: Float64  # of it, in which the GPU waits for the host's kernel launches
     communication: dict[str, Float64]  # by kind, whether hidden or not
     wire: dict[str, Float64]  # bytes that the rank sends, by kind; of experts that of
     # each exchange which sends or receives most, so that the others wait
     sent: dict[str, Float64]  # bytes that a rank sends in the mean of its stage
-    overlapped: dict[tuple[str, str], Float64]  # communication that hides, by kind and
-    # by what it hides behind: one of WINDOWS
+    overlapped: Hidden
     overhead: Float64  # of layers and of the iteration
     optimizer: Float64
     bubble: Float64  # T_bubble
     iteration: Float64  # T_iter, the sum
-    bubble_share: Float64  # T_bubble of T_iter: APNet'24's R_bubble
     bubble_of_ideal: Float64  # over the time without it; under 1F1B with chunks of the
     # same length (p - 1)/(v m), as in SC'21
     head_share: Float64  # of T_iter: the others wait for the last stage's output layer
     memory: Memory  # bytes of the rank that needs most
     memory_room: Float64  # bytes of a GPU's memory that are not reserved
-    fits: Bool  # bool: into this memory
+    fits: Bool  # into this memory
     traffic: tuple[Traffic, ...]  # calls that the communication consists of
-
-    def table(self, index: int = 0) -> pd.DataFrame:
-        """Communication of one layout by kind: ``kind``, ``bytes`` that the rank sends,
-        ``group_size``, ``calls``, ``time`` and ``hidden`` in seconds."""
-        import pandas as pd
-
-        def one(value: Values) -> float:
-            return float(np.broadcast_to(value, self.sound.shape).flat[index])
-
-        rows = []
-        for kind, time in self.communication.items():
-            calls = [t for t in self.traffic if t.kind == kind]
-            if not one(self.calls(kind)):
-                continue
-            hidden = (t for (of, _), t in self.overlapped.items() if of == kind)
-            rows.append(
-                {
-                    "kind": kind,
-                    "bytes": one(self.wire[kind]),
-                    "group_size": int(max(one(t.ranks) for t in calls)),
-                    "calls": one(self.calls(kind)),
-                    "time": one(time),
-                    "hidden": one(sum(hidden, np.zeros(()))),
-                }
-            )
-        return pd.DataFrame(rows)
-
-    def _repr_html_(self) -> str:
-        """Format the terms of one layout's time as an HTML table."""
-        import pandas as pd
-
-        names = ("compute", "overhead", "optimizer", "bubble", "iteration")
-        parts = {name: np.ravel(getattr(self, name)) for name in names}
-        parts |= {kind: np.ravel(time) for kind, time in self.communication.items()}
-        parts["hidden"] = np.ravel(self.hidden)
-        return str(pd.DataFrame(parts).T.to_html())
 
     @property
     def hidden(self) -> Float64:
@@ -120,30 +72,23 @@ class Estimate:
         hidden = sum(self.overlapped.values(), np.zeros(self.sound.shape))
         return np.asarray(np.minimum(hidden, self.compute))  # parts are rounded
 
-    @property
-    def tp(self) -> Float64:
-        """T_TP, ends included."""
-        return self.communication["tp"] + self.communication["ends"]
+    def time(self, kinds: Iterable[str]) -> Float64:
+        """Communication of some kinds, whether hidden or not."""
+        return np.asarray(sum(self.communication[kind] for kind in kinds))
+
+    tp = property(lambda self: self.time(("tp", "ends")), doc="T_TP, ends included.")
+    pp = property(lambda self: self.time(("pp",)), doc="T_PP.")
+    dp = property(
+        lambda self: self.time(("dp", "edp", "embedding")),
+        doc="T_DP: gradients and parameters, those of the tied embedding too.",
+    )
+    ep = property(lambda self: self.time(("ep",)), doc="T_EP: all-to-alls of experts.")
+    cp = property(lambda self: self.time(("cp",)), doc="T_CP.")
 
     @property
-    def pp(self) -> Float64:
-        """T_PP."""
-        return self.communication["pp"]
-
-    @property
-    def dp(self) -> Float64:
-        """T_DP: gradients and parameters of data parallelism, the tied embedding."""
-        return np.asarray(sum(self.communication[kind] for kind in IN_DP))
-
-    @property
-    def ep(self) -> Float64:
-        """T_EP: all-to-alls of experts."""
-        return self.communication["ep"]
-
-    @property
-    def cp(self) -> Float64:
-        """Of context parallelism."""
-        return self.communication["cp"]
+    def all_communication(self) -> Float64:
+        """Of all kinds, whether hidden or not."""
+        return self.time(self.communication)
 
     def calls(self, kind: str) -> Float64:
         """Collective calls of a kind in an iteration, of the rank."""
@@ -154,19 +99,19 @@ class Estimate:
         """Effective bytes/s: what the rank sends or waits for, over its time."""
         kinds = list(kinds)
         moved = sum(c.moved for c in self.traffic if c.kind in kinds)
-        took = np.asarray(sum(self.communication[kind] for kind in kinds))
+        took = self.time(kinds)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(took > 0, moved / took, np.nan)
-
-    @property
-    def all_communication(self) -> Float64:
-        """Of all kinds, whether hidden or not."""
-        return np.asarray(sum(self.communication.values()))
 
     @property
     def comm_share(self) -> Float64:
         """R_comm: what is exposed of communication, of T_iter; no bubble in it."""
         return np.asarray((self.all_communication - self.hidden) / self.iteration)
+
+    @property
+    def bubble_share(self) -> Float64:
+        """T_bubble of T_iter: APNet'24's R_bubble."""
+        return np.asarray(self.bubble / self.iteration)
 
     @property
     def waiting_share(self) -> Float64:
@@ -190,7 +135,6 @@ def estimate(
     layout: Layout,
     system: System,
     *,
-    conventions: Conventions = SC21,
     moved: Sequence[Traffic] | None = None,
     strict: bool = True,
 ) -> Estimate:
@@ -200,9 +144,8 @@ def estimate(
     T_optimizer - hidden`` with ``T_comp = m FLOP/(u F)``, each communication ``bytes a
     rank sends / effective bandwidth + messages x latency``, and ``T_bubble`` the passes
     in which a stage waits, ``(p - 1)/v`` of chunks of the same length, times what a
-    micro-batch takes: computing and overhead, and with the convention of APNet'24 its
-    communication too.  Of the bubble what hides behind a layer's own compute is no part
-    either.
+    micro-batch takes: computing, overhead, and its communication that does not hide
+    behind a layer's own compute (APNet'24).
 
     Parameters
     ----------
@@ -210,8 +153,6 @@ def estimate(
         With its model; lists of 100,000 take a fraction of a second.
     system
         What it runs on.
-    conventions
-        What published models disagree about.
     moved
         Calls in place of :func:`~.traffic.traffic`'s.
     strict
@@ -221,11 +162,6 @@ def estimate(
     ------
     LayoutError
         If ``strict`` and a rule is broken, or a bandwidth is missing.
-
-    References
-    ----------
-    Narayanan et al., SC'21, arXiv 2104.04473; 'Understanding Communication
-    Characteristics of Distributed Training', APNet'24.
     """
     if not isinstance(layout, Layout) or not isinstance(system, System):
         raise LayoutError(
@@ -235,147 +171,116 @@ def estimate(
     if strict:
         check(layout)
     c, s = layout.arrays(), system
-    kept = np.ones(c.shape, bool) if strict else sound(c)
+    kept, m = sound(c) if not strict else np.ones(c.shape, bool), c.accumulation
     with np.errstate(divide="ignore", invalid="ignore"):
-        batches = c.accumulation
-        work: Operations | Passes
-        launches: Values = 0.0
-        waiting: Values = 0.0
-        if s.launching is None:
-            work = operations(c, conventions)
-            compute = batches * work.all / (s.utilization * s.peak_flops)
+        # Step 1: computing.  Other stages wait for the last one, which has the head,
+        # unless it has so much less in its layers; under DualPipe, with both ends on a
+        # rank, for half of the micro-batches.
+        if s.gpu is None:
+            work = operations(c)
+            unit = m / (s.utilization * s.peak_flops)
         else:
-            work = passes(c, s.launching)
-            launches = batches * work.launches
-            # other stages wait for the last one, which has the head, unless it has so
-            # much less in its layers; modules that predict further tokens are a mean
-            # layer and a head each
-            further = c.sizes.mtp * (work.head + work.all / c.stage_layers)
-            head = work.head + further
-            compute = batches * (work.all + np.where(c.pp > 1, 0.0, head))
-            # of DualPipe, with both ends on a rank, for half of the micro-batches
-            waiting = np.maximum(head - c.pair * work.spare, 0.0)
-            waiting = batches / c.pair * np.where(c.pp > 1, waiting, 0.0)
-        layers = batches * c.stage_layers * s.layer_overhead_s
-        rows = list(traffic(c, conventions) if moved is None else moved)
+            work, unit = passes(c, s.gpu, graphs=s.graphs), m
+        compute = unit * (work.all + np.where(c.pp > 1, 0.0, work.head))
+        waiting = np.maximum(work.head - c.pair * work.spare, 0.0)
+        waiting = m / c.pair * np.where(c.pp > 1, waiting, 0.0)
+        layers = m * c.stage_layers * s.layer_overhead_s
+        # Step 2: communication, and what hides of it.
+        calls = traffic(c) if moved is None else moved
+        rows = [row for row in calls if np.any((row.calls > 0) & (row.ranks > 1))]
         spent = _spent(rows, s)
-        times, wire, micro = _sums(rows, spent, c.shape)
-        sent = wire
+        wire = sent = _sums(rows, [row.wire for row in rows], c.shape)
         if moved is None and np.any(c.imbalance != 1):
-            even = traffic(replace(layout, imbalance=1.0), conventions)
-            sent = _sums(even, spent, c.shape)[1]
-        one = compute / batches / work.all
-        overlapped: dict[tuple[str, str], Float64] = {}
+            even = traffic(replace(layout, imbalance=1.0))
+            sent = _sums(even, [row.wire for row in even], c.shape)
+        times = _sums(rows, spent, c.shape)
+        overlapped: Hidden = {}
         if s.overlap:
-            seconds = (work.forward, work.backward + work.recomputed, work.core)
-            ahead, back, core = (one * part for part in seconds)
-            overlapped = hidden(c, rows, spent, s.overlap, (ahead, back, core))
-        under = sum(overlapped.values())
-        beat = (compute + layers) / batches
-        if conventions.bubble == "with-communication":
-            own = (t for (kind, _), t in overlapped.items() if kind in ("tp", "cp"))
-            beat = beat + (micro - sum(own)) / batches
-            if (part := overlapped.get(("ep", "directions"))) is not None:
+            overlapped = _hidden(c, rows, spent, s.overlap, work, compute / m)
+        # Step 3: the bubble, of what a micro-batch takes, a beat.
+        repeated = zip(rows, spent, strict=True)
+        own = sum(time for row, time in repeated if row.every_micro_batch)
+        for (kind, window), time in overlapped.items():
+            if kind in ("tp", "cp"):
+                own = own - time
+            if window == "directions":
                 # what passes of DualPipe send hides in pairs, or is counted as exposed
-                part = part / np.maximum(paired_share(c.pp, batches), 1e-9)
-                beat = beat - np.where(c.pair > 1, part / batches, 0.0)
+                paired = np.maximum(paired_share(c.pp, m), 1e-9)
+                own = own - np.where(c.pair > 1, time / paired, 0.0)
+        beat = (compute + layers + own) / m
         bubble = c.idle * beat
         if np.any(c.schedule != "1f1b"):
-            bubble = _other_bubbles(c, conventions, work, beat, bubble)
+            bubble = _other_bubbles(c, work, beat, bubble)
+        # Step 4: the update of what a rank holds, and the sum.
         cut = np.where(c.zero > 0, 1.0, 0.0)
         updated = c.stage_held / c.among(c.copies_held) ** cut
         updated = updated + c.stage_experts / c.among(c.expert_copies) ** cut
         optimizer = updated.max(axis=0) * s.optimizer_bytes / s.memory_bytes_s
         overhead = layers + s.iteration_overhead_s
-        ideal = bubble / (batches * beat)
-        bubble = bubble + waiting
-        whole = compute + sum(times.values()) - under + bubble + overhead + optimizer
-        needed = memory(c)
-        room = s.memory_bytes - s.reserved_bytes
-        share, head_share = bubble / whole, waiting / whole
+        moving = sum(times.values()) - sum(overlapped.values())
+        whole = compute + moving + bubble + waiting + overhead + optimizer
+        ideal, head_share = bubble / (m * beat), waiting / whole
+        needed, room = memory(c), s.memory_bytes - s.reserved_bytes
     fits = np.asarray(needed.total <= room)
-    shape = np.broadcast_shapes(c.shape, np.shape(whole), np.shape(fits))
-    kept = np.broadcast_to(kept, shape)
-    every = bool(kept.all())
+    kept = np.broadcast_to(kept, np.broadcast_shapes(np.shape(whole), fits.shape))
 
     def known(value: Values) -> Float64:
         """The value where the layout can exist, NaN elsewhere."""
-        if every and np.shape(value) == shape:
-            return np.asarray(value)
         return np.where(kept, value, np.nan)
 
     return Estimate(
         config=c,
         sound=kept,
         compute=known(compute),
-        launches=known(launches),
+        launches=known(m * work.launches),
         communication={kind: known(value) for kind, value in times.items()},
         wire={kind: known(value) for kind, value in wire.items()},
         sent={kind: known(value) for kind, value in sent.items()},
         overlapped={name: known(value) for name, value in overlapped.items()},
         overhead=known(overhead),
         optimizer=known(optimizer),
-        bubble=known(bubble),
+        bubble=known(bubble + waiting),
         iteration=known(whole),
-        bubble_share=known(share),
         bubble_of_ideal=known(ideal),
         head_share=known(head_share),
         memory=needed,
-        memory_room=np.broadcast_to(np.asarray(room, np.float64), shape),
+        memory_room=np.broadcast_to(room, kept.shape),
         fits=fits & kept,
-        traffic=tuple(rows),
+        traffic=tuple(calls),
     )
 
 
-def _spent(rows: Sequence[Traffic], system: System) -> list[Values]:
-    """Seconds of each call, one after the other or, where they go on at once, of the
+def _spent(rows: Sequence[Traffic], system: System) -> list[Float64]:
+    """Seconds of calls, one after the other or, where they go on at once, of the
     longest of their kind's groups."""
-    spent: list[Values] = []
-    together: dict[str, dict[str, Values]] = {}
-    for calls in rows:
-        if not np.any((calls.calls > 0) & (calls.ranks > 1)):
-            spent.append(0.0)  # no bandwidth is asked for what nobody sends
-            continue
-        time = calls.moved / system.speed(calls) + system.latency(calls)
-        spent.append(np.where(calls.calls > 0, time, 0.0))
-        if np.any(calls.at_once):
-            of = together.setdefault(calls.kind, {})
-            part = np.where(calls.at_once, spent[-1], 0.0)
-            of[calls.group] = of.get(calls.group, 0.0) + part
-    for kind, groups in together.items():
+    spent = [
+        np.where(row.calls > 0, row.moved / system.speed(row) + system.latency(row), 0)
+        for row in rows
+    ]
+    for kind in {row.kind for row in rows if np.any(row.at_once)}:
+        groups: dict[str, Float64] = {}
+        places = [n for n, row in enumerate(rows) if row.kind == kind]
+        for n in places:
+            together = np.where(rows[n].at_once, spent[n], 0.0)
+            groups[rows[n].group] = groups.get(rows[n].group, 0.0) + together
         longest = np.maximum.reduce(np.broadcast_arrays(*groups.values()))
         share = longest / np.maximum(sum(groups.values()), 1e-30)
-        for n, calls in enumerate(rows):
-            if calls.kind == kind and np.any(calls.at_once):
-                spent[n] = spent[n] * np.where(calls.at_once, share, 1.0)
+        for n in places:
+            spent[n] = spent[n] * np.where(rows[n].at_once, share, 1.0)
     return spent
 
 
 def _sums(
-    rows: Sequence[Traffic], spent: Sequence[Values], shape: tuple[int, ...]
-) -> tuple[dict[str, Float64], dict[str, Float64], Values]:
-    """Times and bytes by kind, and the time of what every micro-batch sends."""
-    kinds = dict.fromkeys((*KINDS, *(calls.kind for calls in rows)))
-    times: dict[str, Float64] = {kind: np.zeros(shape) for kind in kinds}
-    wire: dict[str, Float64] = {kind: np.zeros(shape) for kind in kinds}
-    micro: Values = np.zeros(shape)
-    for calls, time in zip(rows, spent, strict=True):
-        if not np.any(calls.calls) or not np.any(calls.ranks > 1):
-            continue
-        times[calls.kind] = times[calls.kind] + time
-        wire[calls.kind] = wire[calls.kind] + calls.wire
-        if calls.every_micro_batch:
-            micro = micro + time
-    return times, wire, micro
+    rows: Sequence[Traffic], values: Sequence[Values], shape: tuple[int, ...]
+) -> dict[str, Float64]:
+    """Sum the values of calls by their kind."""
+    sums = {kind: np.zeros(shape) for kind in (*KINDS, *(row.kind for row in rows))}
+    for row, value in zip(rows, values, strict=True):
+        sums[row.kind] = sums[row.kind] + value
+    return sums
 
 
-def _other_bubbles(
-    c: Layout,
-    conventions: Conventions,
-    work: Operations | Passes,
-    beat: Values,
-    usual: Values,
-) -> Values:
+def _other_bubbles(c: Layout, work: Work, beat: Values, usual: Values) -> Values:
     """Bubbles of ZB-H1 and of DualPipe.
 
     With F and B of a micro-batch's forward and whole backward pass, W of it for
@@ -385,7 +290,7 @@ def _other_bubbles(
     (DeepSeek-V3, arXiv 2412.19437, table 2): as long as both, since they compute on the
     same GPU.  W is backward's share by FLOP.
     """
-    flop = operations(c, conventions)
+    flop = operations(c)
     backward = beat * (work.backward + work.recomputed) / work.all
     weights = beat * work.backward / work.all * flop.weights / flop.backward
     h1 = (c.pp - 1) * np.maximum(beat - 2 * weights, 0)
@@ -410,21 +315,8 @@ WINDOWS: Mapping[str, str] = {
 }
 """Compute behind which calls hide, by the name of a window."""
 
-OF_KIND: Mapping[str, str] = {"tp": "products", "pp": "micro_batches"}
-"""Windows of kinds that have one."""
-
 SHARED = {"before_backward": "after_backward", "micro_batch": "after_backward"}
 """Windows that are the same compute."""
-
-
-def window(call: Traffic, layout: Layout) -> str:
-    """The window of a call, one of :data:`WINDOWS`; "" where it has none."""
-    if call.kind == "cp":  # of what is gathered or exchanged attention needs all
-        return "attention" if call.collective == "send_recv" else ""
-    if call.kind == "ep":
-        paired = np.any(np.asarray(layout.schedule) == "dualpipe")
-        return "directions" if paired else "micro_batches"
-    return OF_KIND.get(call.kind, call.point)
 
 
 def paired_share(stages: Values, micro_batches: Values) -> Values:
@@ -439,73 +331,73 @@ def paired_share(stages: Values, micro_batches: Values) -> Values:
     return np.maximum(micro_batches - 1.5 * stages + 1, 0.0) / micro_batches
 
 
-def hidden(
-    layout: Layout,
-    moved: Sequence[Traffic],
+def _hidden(
+    c: Layout,
+    rows: Sequence[Traffic],
     spent: Sequence[Values],
     shares: Mapping[str, Values],
-    passes: tuple[Values, Values, Values],
-) -> dict[tuple[str, str], Float64]:
-    """Seconds of communication that hide, by kind and window.
+    work: Work,
+    computing: Values,
+) -> Hidden:
+    """Seconds of communication that hide.
 
     Parameters
     ----------
-    layout
-        Any.
-    moved, spent
+    rows, spent
         Calls of an iteration, and the seconds that each takes.
     shares
         By kind, the share of its calls that the program overlaps.
-    passes
-        Seconds of one micro-batch on a rank: forward, backward with what is computed
-        again, and of these the attention core.
+    work, computing
+        Of a micro-batch, and the seconds that it takes.
     """
-    c, (forward, backward, core) = layout.arrays(), passes
-    m, both = c.accumulation, forward + backward
+    m, unit = c.accumulation, computing / work.all
+    forward, backward = unit * work.forward, unit * (work.backward + work.recomputed)
+    both, core = forward + backward, unit * work.core
     rest = 1 - 1 / c.stage_layers
     other = np.where(c.pair > 1, paired_share(c.pp, m), 1 - 1 / m)
-    ring = c.cp / c.inner
     room: dict[str, Values] = {
         "gradients": rest * backward,
         "parameters": rest * forward,
         "before_forward": rest * m * forward,
         "after_backward": rest * m * backward,
         "products": m * (both - core),
-        "attention": m * core * (1 - 1 / ring),
+        "attention": m * core * (1 - c.inner / c.cp),
         "micro_batches": m * both,
         "directions": other * m * both,
     }
     # what of the calls comes while there is compute left
-    of, dense = c.sizes, c.stages.dense[0] > 0
-    split = np.where(dense, of.dense_split, of.sparse_split)
-    a_layer = split / c.tp + np.where(dense, of.dense_whole, of.sparse_whole)
-    early = 1 - (a_layer + c.table + of.first_whole) / np.maximum(c.held, 1.0)
-    ahead = np.where(c.prefetch > 0, rest, 0.0)
-    wanted: dict[tuple[str, str], Values] = {}
-    for call, time in zip(moved, spent, strict=True):
-        name = window(call, c)
-        if call.kind not in shares or not name:
+    sizes, dense = c.sizes, c.stages.dense[0] > 0
+    split = np.where(dense, sizes.dense_split, sizes.sparse_split)
+    a_layer = split / c.tp + np.where(dense, sizes.dense_whole, sizes.sparse_whole)
+    early = 1 - (a_layer + c.table + sizes.first_whole) / np.maximum(c.held, 1.0)
+    early = np.maximum(early, 0.0)
+    exchanged = "directions" if np.any(c.schedule == "dualpipe") else "micro_batches"
+    windows = {"tp": "products", "pp": "micro_batches", "ep": exchanged}
+    times: Hidden = {}
+    for row, time in zip(rows, spent, strict=True):
+        name = windows.get(row.kind, row.point)
+        if row.kind == "cp":  # of what is gathered or exchanged attention needs all
+            name = "attention" if row.collective == "send_recv" else ""
+        if row.kind not in shares or not name:
             continue
         part: Values = 1.0
-        if name in ("gradients", "parameters"):
-            part = np.maximum(early, 0.0) if call.kind == "dp" else rest
-        elif name in ("before_forward", "before_backward"):
-            part = ahead
-        elif call.point:
-            part = rest
-        elif call.kind == "ep":
+        if name in ("before_forward", "before_backward"):
+            part = np.where(c.prefetch > 0, rest, 0.0)
+        elif row.point:
+            once = row.kind == "dp" and name in ("gradients", "parameters")
+            part = early if once else rest
+        elif row.kind == "ep":
             part = other
-        key = call.kind, name
-        wanted[key] = wanted.get(key, 0.0) + shares[call.kind] * part * time
+        key = row.kind, name
+        times[key] = times.get(key, 0.0) + shares[row.kind] * part * time
     asked: dict[str, Values] = {}
-    for (_, name), time in wanted.items():
+    for (_, name), time in times.items():
         name = SHARED.get(name, name)
         asked[name] = asked.get(name, 0.0) + time
-    share = {
-        name: np.minimum(1.0, room[name] / np.maximum(time, 1e-30))
-        for name, time in asked.items()
-    }
-    times = {key: t * share[SHARED.get(key[1], key[1])] for key, t in wanted.items()}
+    for key, time in times.items():
+        name = SHARED.get(key[1], key[1])
+        share = np.minimum(1.0, room[name] / np.maximum(asked[name], 1e-30))
+        times[key] = time * share
     # no second of compute hides more than one second, whatever it is of
     whole = np.maximum(sum(times.values(), np.zeros(c.shape)), 1e-30)
     most = np.minimum(1.0, m * both / whole)

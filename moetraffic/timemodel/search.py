@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ import numpy.typing as npt
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layout import Layout
+from moetraffic.patterns.rules import sound
 from moetraffic.workload.model import ModelShape
 from moetraffic.workload.rules import Values
 
-from .compute import CHOICES, SC21, Conventions
 from .estimate import Estimate, estimate
 from .system import System
 from .traffic import KINDS, Traffic
@@ -77,10 +78,9 @@ class Search:
             name: np.broadcast_to(getattr(layout, name), layout.shape)
             for name in COLUMNS
         }
-        kinds = dict.fromkeys(COLUMNS, int) | {"recompute": str}
-        kinds["sequence_parallel"] = bool
+        kinds: dict[str, type] = {"recompute": str, "sequence_parallel": bool}
         return [
-            {name: kinds[name](values[at]) for name, values in columns.items()}
+            {name: kinds.get(name, int)(v[at]) for name, v in columns.items()}
             for at in self.order[:number]
         ]
 
@@ -104,7 +104,6 @@ def search(
     *,
     gpus: int,
     global_batch: int,
-    conventions: Conventions = SC21,
     among: Mapping[str, Sequence[Any]] | None = None,
     **same: Values,
 ) -> Search:
@@ -145,47 +144,38 @@ def search(
             f"no pp, tp, dp and ep as given make {gpus} GPUs for this model: change "
             "them, or the GPUs"
         )
-    # names as places among those that are tried
-    rest = [range(len(tried[name])) for name in COLUMNS[5:]]
-    grid = np.array(list(product(*rest)), np.int64)
-    ranks = np.array(spread, np.int64)
-    left, right = np.repeat(ranks, len(grid), axis=0), np.tile(grid, (len(ranks), 1))
-    columns: dict[str, npt.NDArray[Any]] = dict(
-        zip(COLUMNS[:5], left.T, strict=True)
-    ) | {
-        name: np.array(tried[name])[places]
-        for name, places in zip(COLUMNS[5:], right.T, strict=True)
-    }
+    rest = list(product(*(tried[name] for name in COLUMNS[5:])))
+    rows = zip(*((*sizes, *more) for sizes in spread for more in rest), strict=True)
+    columns = {name: np.array(row) for name, row in zip(COLUMNS, rows, strict=True)}
     # what makes no difference is looked at once
-    more = {
-        name: columns[name] != min(tried[name])
-        for name in ("sequence_parallel", "virtual", "zero")
+    useless = {
+        "sequence_parallel": columns["tp"] == 1,
+        "virtual": columns["pp"] == 1,
+        "zero": columns["dp"] * columns["cp"] == 1,
     }
-    twice = (columns["tp"] == 1) & more["sequence_parallel"]
-    twice |= (columns["pp"] == 1) & more["virtual"]
-    twice |= (columns["dp"] * columns["cp"] == 1) & more["zero"]
-    columns = {name: values[~twice] for name, values in columns.items()}
-    number = len(columns["pp"])
+    keep = np.ones(len(spread) * len(rest), bool)
+    for name, alike in useless.items():
+        keep &= ~(alike & (columns[name] != min(tried[name])))
 
-    def made(keep: npt.NDArray[Any]) -> Estimate:
+    def layouts(keep: npt.NDArray[Any]) -> Layout:
         own = {name: values[keep] for name, values in columns.items()}
         common: dict[str, Any] = {**same, "global_batch": global_batch}
         layout = Layout(model=model, **common, **own)
         # of few ranks, none can be as busy as the busiest of many
         most = np.minimum(layout.imbalance, layout.arrays().most_imbalance)
-        layout = replace(layout, imbalance=most)
-        return estimate(layout, system, conventions=conventions, strict=False)
+        return replace(layout, imbalance=most)
 
-    sound = np.flatnonzero(made(np.arange(number)).sound)
-    if not len(sound):
+    different = np.flatnonzero(keep)
+    possible = different[sound(layouts(different).arrays())]
+    if not len(possible):
         raise LayoutError(
             f"no configuration of {gpus} GPUs divides a global batch of {global_batch} "
             "and this model's layers: change the batch or the GPUs"
         )
-    found = made(sound)
+    found = estimate(layouts(possible), system)
     fitting = np.flatnonzero(found.fits)
     order = fitting[np.argsort(found.iteration[fitting], kind="stable")]
-    return Search(estimate=found, system=system, order=order, tried=number)
+    return Search(estimate=found, system=system, order=order, tried=len(different))
 
 
 # ---- sensitivity ---------------------------------------------------------------------
@@ -204,82 +194,46 @@ STORED = {
 """Properties of a layout and the fields that give them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sensitivity:
-    """Of an iteration's time."""
-
-    elasticities: dict[str, Float64]  # by input: percent of T_iter a percent of it
-    conventions: dict[str, Float64]  # by "field=choice": T_iter over T_iter, less 1
-
-
 def sensitivity(
-    layout: Layout,
-    system: System,
-    *,
-    conventions: Conventions = SC21,
-    step: float = 0.01,
-) -> Sensitivity:
-    """Elasticities of an iteration's time to each input, and what conventions change.
+    layout: Layout, system: System, *, step: float = 0.01
+) -> dict[str, Float64]:
+    """Elasticities of an iteration's time: percent of it a percent of an input.
 
     ``d ln T/d ln x`` by central differences in ``ln x``, a bandwidth of a kind by its
     time.  Inputs that are 0 or infinite have none and are left out.  Under a bottleneck
     that changes (overlap that is just used up) it is the mean of both sides.
     """
 
-    def time(layout: Layout, system: System, **changed: str) -> Float64:
-        of = replace(conventions, **changed)
-        return estimate(layout, system, conventions=of).iteration
+    def faster(kind: str, factor: float) -> System:
+        def speed(calls: Traffic) -> Float64:
+            return system.speed(calls) * (factor if calls.kind == kind else 1)
 
+        links = SimpleNamespace(speed=speed, latency=system.latency)
+        return replace(system, bandwidth=links, latency_s=0.0)
+
+    pairs: dict[str, list[tuple[Layout, System]]] = {}
     factors = (1 + step, 1 / (1 + step))
-    inputs: dict[str, list[tuple[Layout, System]]] = {}
     for name in INPUTS:
         value = getattr(system, name)
         if np.all((value > 0) & np.isfinite(value)):
             scaled = [replace(system, **{name: value * f}) for f in factors]
-            inputs[name] = [(layout, changed) for changed in scaled]
+            pairs[name] = [(layout, changed) for changed in scaled]
     for kind in KINDS:
-        links = [_Scaled(system, kind, f) for f in factors]
-        scaled = [replace(system, bandwidth=link, latency_s=0.0) for link in links]
-        inputs[f"bandwidth of {kind}"] = [(layout, changed) for changed in scaled]
-    known = replace(layout, gradient_dtype=layout.gradient_bytes)
+        pairs[f"bandwidth of {kind}"] = [(layout, faster(kind, f)) for f in factors]
+    stored = replace(layout, gradient_dtype=layout.gradient_bytes)
     for name, field in STORED.items():
-        value = np.asarray(getattr(layout, name), np.float64)
+        held: Any = np.asarray(getattr(layout, name), np.float64)
         most = layout.arrays().most_imbalance
-        if name == "imbalance" and np.any(value * (1 + step) > most):
+        if name == "imbalance" and np.any(held * (1 + step) > most):
             continue  # no rank can be busier
-        inputs[name] = [(replace(known, **{field: value * f}), system) for f in factors]
-    found = {}
-    for name, ends in inputs.items():
-        more, less = (time(*end) for end in ends)
+        pairs[name] = [(replace(stored, **{field: held * f}), system) for f in factors]
+    slopes = {}
+    for name, ends in pairs.items():
+        more, less = (estimate(*end).iteration for end in ends)
         slope = np.log(more / less) / (2 * np.log(1 + step))
         if name in INPUTS or np.any(slope):
-            found[name] = np.asarray(slope)
-    base = time(layout, system)
-    choices = {
-        f"{field}={choice}": time(layout, system, **{field: choice}) / base - 1
-        for field, every in CHOICES.items()
-        for choice in every
-        if choice != getattr(conventions, field)
-    }
-    return Sensitivity(elasticities=found, conventions=choices)
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """A system's links, those of one kind of traffic times a factor."""
-
-    system: System
-    kind: str
-    factor: float
-
-    def speed(self, calls: Traffic) -> Float64:
-        """Bytes/s that a rank of this group sends."""
-        factor = self.factor if calls.kind == self.kind else 1
-        return self.system.speed(calls) * factor
-
-    def latency(self, calls: Traffic) -> Float64:
-        """Seconds that messages of these calls wait for each other."""
-        return self.system.latency(calls)
+            slopes[name] = np.asarray(slope)
+    return slopes
 
 
 # ---- projection ----------------------------------------------------------------------

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Bool, Float64
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.bandwidth import BandwidthTable, Effective
+from moetraffic.patterns.bandwidth import BandwidthTable
 from moetraffic.patterns.layout import Layout
 from moetraffic.spelling import check_choice
 from moetraffic.units import byte_size
@@ -36,17 +36,10 @@ INSIDE_STEP_S, BETWEEN_STEP_S = 3.4e-6, 14e-6
 (NCCL, src/graph/tuning.cc, hwLat)."""
 
 
-class Links(Protocol):
-    """Bandwidth that knows more of the calls than their sizes."""
-
-    def speed(self, calls: Traffic) -> Float64:
-        """Bytes/s that a rank of this group sends."""
-        ...
-
-
-Bandwidth: TypeAlias = Values | Links | Mapping[str, Values]
-"""Bytes/s: a number or array, a table with ``bandwidth(collective, ranks, size)``,
-links, or one of these by kind of traffic."""
+Bandwidth: TypeAlias = Any
+"""Bytes/s that a rank sends: a number or array, a table with ``bandwidth(collective,
+ranks, size)``, links with ``speed(calls)`` and perhaps ``latency(calls)``, or one of
+these by kind of traffic."""
 
 ALIKE: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("edp", "embedding"), ("dp",)),
@@ -121,13 +114,6 @@ class System:
             overlap=overlap or {},
         )
 
-    @property
-    def launching(self) -> Gpu | None:
-        """The GPU, which waits for no launch where steps are CUDA graphs."""
-        if self.gpu is None or not self.graphs:
-            return self.gpu
-        return replace(self.gpu, dispatch_s=0.0)
-
     def latency(self, calls: Traffic) -> Float64:
         """Seconds that the messages of some calls wait for each other."""
         links = self._bandwidth_of(calls.kind)
@@ -144,13 +130,13 @@ class System:
         LayoutError
             If nothing is known for their kind, or it is not above 0.
         """
-        made = self._bandwidth_of(calls.kind)
-        # checks of a protocol by isinstance take longer than the arithmetic
-        if hasattr(made, "speed"):
-            made = made.speed(calls)
-        elif hasattr(made, "bandwidth"):
-            made = made.bandwidth(calls.collective, calls.ranks, calls.buffer)
-        made = _number(f"the bandwidth of {calls.kind}", made)
+        links = self._bandwidth_of(calls.kind)
+        if hasattr(links, "speed"):  # isinstance takes longer than the arithmetic
+            made = np.asarray(links.speed(calls))
+        elif hasattr(links, "bandwidth"):
+            made = links.bandwidth(calls.collective, calls.ranks, calls.buffer)
+        else:
+            made = _number(f"the bandwidth of {calls.kind}", links)
         if np.any(made <= 0):
             raise LayoutError(
                 f"a bandwidth is above 0, but of {calls.kind} it is {made.min():g}: "
@@ -266,41 +252,36 @@ class MeasuredLinks:
 
     def speed(self, calls: Traffic) -> Float64:
         """Bytes/s that a rank of this group sends; those of one rank send nothing."""
+        return self._asked(calls)[0]
+
+    def extrapolated(self, calls: Traffic) -> str:
+        """Name calls of one layout that measurements do not surround, or ""."""
+        _, inside, nodes = self._asked(calls)
+        size, on = byte_size(float(calls.buffer)), int(nodes)
+        what = f"{calls.collective} of {size} over {float(calls.ranks):g} ranks"
+        return "" if inside.all() else f"{what} on {on} node{'s' * (on > 1)}"
+
+    def _asked(self, calls: Traffic) -> tuple[Float64, Bool, Float64]:
+        """Bytes/s, whether between measurements, and nodes of a group."""
         ranks, stride, size, times = np.broadcast_arrays(
             calls.ranks, calls.stride, calls.buffer, calls.calls
         )
         nodes = np.minimum(np.ceil(ranks * stride / self.gpus), ranks)
-        speed = np.full(ranks.shape, np.inf)
-        asked = (ranks > 1) & (size > 0) & (times > 0)
-        for span in np.unique(nodes[asked]):
-            some = asked & (nodes == span)
-            got = self._effective(calls, ranks[some], size[some], int(span))
-            speed[some] = got.bytes_s
-        return speed
-
-    def extrapolated(self, calls: Traffic) -> str:
-        """Name calls of one layout that measurements do not surround, or ""."""
-        ranks, size = float(calls.ranks), float(calls.buffer)
-        if ranks <= 1 or size <= 0 or float(calls.calls) <= 0:
-            return ""
-        nodes = min(int(np.ceil(ranks * float(calls.stride) / self.gpus)), int(ranks))
-        got = self._effective(calls, np.float64(ranks), np.float64(size), nodes)
-        what = f"{calls.collective} of {byte_size(size)} over {ranks:g} ranks"
-        on = f" on {nodes} node{'s' * (nodes > 1)}"
-        return "" if got.inside.all() else what + on
-
-    def _effective(
-        self, calls: Traffic, ranks: Values, size: Values, span: int
-    ) -> Effective:
-        pair = calls.collective == "send_recv"
-        return self.table.effective(
-            calls.collective,
-            2 if pair else ranks,
-            size,
-            span=2 if pair and span > 1 else span,
-            platform=self.platform,
-            protocol=self.protocol,
-        )
+        speed, inside = np.full(ranks.shape, np.inf), np.ones(ranks.shape, bool)
+        sends = (ranks > 1) & (size > 0) & (times > 0)
+        pair = calls.collective == "send_recv"  # measured between two ranks
+        for span in np.unique(nodes[sends]):
+            some = sends & (nodes == span)
+            got = self.table.effective(
+                calls.collective,
+                2 if pair else ranks[some],
+                size[some],
+                span=int(min(span, 2) if pair else span),
+                platform=self.platform,
+                protocol=self.protocol,
+            )
+            speed[some], inside[some] = got.bytes_s, got.inside
+        return speed, inside, nodes
 
 
 # ---- practices -----------------------------------------------------------------------

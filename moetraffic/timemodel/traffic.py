@@ -21,8 +21,6 @@ from moetraffic.patterns.layout import Layout
 from moetraffic.patterns.schedules import LAYERS
 from moetraffic.workload.rules import Values
 
-from .compute import SC21, Conventions
-
 KINDS = ("tp", "cp", "pp", "ep", "dp", "edp", "embedding", "ends")
 """Of traffic; "edp" are gradients of experts, "ends" vocabulary-parallel ends."""
 
@@ -71,17 +69,9 @@ class Traffic:
         return np.asarray(self.calls * steps(self.collective, self.ranks))
 
 
-def traffic(layout: Layout, conventions: Conventions = SC21) -> list[Traffic]:
+def traffic(layout: Layout) -> list[Traffic]:
     """What a rank sends in an iteration: of each of :data:`TOGETHER` the rank of the
-    stage that sends most of it.
-
-    Parameters
-    ----------
-    layout
-        Any.
-    conventions
-        How reduced parameters and ends are counted.
-    """
+    stage that sends most of it."""
     c = layout.arrays()
     m, of = c.sizes, c.stages
     parts = LayerCalls(c)  # exchanged counts are a few bytes
@@ -115,7 +105,7 @@ def traffic(layout: Layout, conventions: Conventions = SC21) -> list[Traffic]:
     if np.any(further):
         add(parts.joined(), further * forward_passes)
         add(parts.joined_gradient(), further)
-    if conventions.ends == "counted" and np.any(c.tp > 1):
+    if np.any(c.tp > 1):
         lookups, ends = entering * of.first + further, entering * of.last * (1 + m.mtp)
         add(parts.embedded() + parts.embedded_gradient(), lookups)
         add(parts.predicted() + parts.predicted_gradient(), ends)
@@ -143,10 +133,6 @@ def traffic(layout: Layout, conventions: Conventions = SC21) -> list[Traffic]:
     if np.any(c.pp > 1):
         rows += _handed_on(c, parts)
     held, experts = fully_sharded(c)
-    if conventions.reduced != "held":
-        held = m.parameters
-        if conventions.reduced == "mean":
-            held = held / (c.pp * c.tp)
     rows += _gradients(c, "dp", held, c.copies_held)
     if np.any(m.experts > 0):
         rows += _gradients(c, "edp", experts, c.expert_copies)
@@ -169,21 +155,19 @@ def traffic(layout: Layout, conventions: Conventions = SC21) -> list[Traffic]:
 def _largest(rows: list[Traffic], c: Layout) -> list[Traffic]:
     """Calls of all stages as those of the stage that sends most of a kind."""
     sent: dict[str, Values] = {}
-    for calls in rows:
-        kind = TOGETHER.get(calls.kind, calls.kind)
-        wire = np.where(calls.calls > 0, calls.wire, 0.0)
-        sent[kind] = sent.get(kind, 0.0) + wire
-    of, staged = c.stages, len(c.shape) + 1
-    most = {k: of.most(wire) for k, wire in sent.items() if np.ndim(wire) == staged}
+    for row in rows:
+        kind = TOGETHER.get(row.kind, row.kind)
+        sent[kind] = sent.get(kind, 0.0) + np.where(row.calls > 0, row.wire, 0.0)
+    staged = len(c.shape) + 1
+    most = {k: c.stages.most(w) for k, w in sent.items() if np.ndim(w) == staged}
     picked = []
-    for calls in rows:
-        stage = most.get(TOGETHER.get(calls.kind, calls.kind))
-        if stage is not None:
+    for row in rows:
+        kind = TOGETHER.get(row.kind, row.kind)
+        if kind in most:
             names = ("buffer", "calls", "sent")
-            calls = replace(
-                calls, **{n: of.at(stage, getattr(calls, n)) for n in names}
-            )
-        picked.append(calls)
+            own = {n: c.stages.at(most[kind], getattr(row, n)) for n in names}
+            row = replace(row, **own)
+        picked.append(row)
     return picked
 
 
@@ -217,18 +201,17 @@ def _gradients(c: Layout, kind: str, held: Values, copies: Values) -> list[Traff
 
     Stage 3 has a call for each layer.
     """
-    shards = np.where(c.zero > 0, c.among(copies), copies)
-    across, stride = copies / shards, c.tp if kind == "dp" else c.expert_tp * c.ep
+    shards: Values = np.where(c.zero > 0, c.among(copies), copies)
+    across = copies / shards
+    stride = c.tp if kind == "dp" else c.expert_tp * c.ep
     units = np.where(c.zero == 3, c.stage_layers, 1.0)
     # shares of the distributed optimizer are equally long
     padded = np.ceil(np.round(held, 3) / shards) * shards
     padded = np.where((c.zero == 1) | (c.zero == 2), padded, held) / units
-    times: dict[tuple[str, str, bool, bool], Values] = {}
+    rows = []
     for stage, calls in enumerate(ZERO):
         chosen = ((c.zero == stage) & (held > 0)) * 1.0
-        if not np.any(chosen):
-            continue
-        for call in calls:
+        for call in calls if np.any(chosen) else ():
             number = chosen
             if call.point in (*UNIT_POINTS, "micro_batch"):
                 number = number * c.accumulation
@@ -236,20 +219,15 @@ def _gradients(c: Layout, kind: str, held: Values, copies: Values) -> list[Traff
                 number = number * units
             if call.across:
                 number = number * (across > 1)
-            key = call.point, call.operation, call.gradients, call.across
-            times[key] = times.get(key, 0.0) + number
-    rows = []
-    for (point, operation, gradients, other), number in times.items():
-        buffer = padded * (c.gradient_bytes if gradients else c.element_bytes)
-        if np.any(number):
+            size = padded * (c.gradient_bytes if call.gradients else c.element_bytes)
             rows.append(
                 Traffic(
                     kind=kind,
-                    collective=operation,
-                    point=point,
-                    ranks=across if other else shards,
-                    stride=stride * shards if other else stride,
-                    buffer=buffer / shards if other else buffer,
+                    collective=call.operation,
+                    point=call.point,
+                    ranks=across if call.across else shards,
+                    stride=stride * shards if call.across else stride,
+                    buffer=size / shards if call.across else size,
                     calls=number,
                 )
             )

@@ -37,10 +37,10 @@ class _Element:
         value = getattr(self._subject, name)
         if np.ndim(value):
             value = np.broadcast_to(value, self._shape).flat[self._index]
-        if not np.isscalar(value) and not isinstance(value, np.ndarray):
+        kind = np.asarray(value).dtype.kind
+        if kind == "O":
             return _Element(value, self._shape, self._index)
-        is_text = np.asarray(value).dtype.kind == "U"
-        return str(value) if is_text else f"{float(value):.12g}"
+        return str(value) if kind == "U" else f"{float(value):.12g}"
 
 
 def broken(rules: Iterable[Rule], subject: object) -> list[Broken]:
@@ -153,8 +153,8 @@ def outside(part: Any) -> list[Broken]:
             sentences.append((rule, f"change --{option}"))
         elif value < least:
             rule = f"{option} must be at least {least:g}, but is {value}"
-            kinds = {0: "a non-negative number", 1: "a positive number"}
-            give = kinds.get(least if isinstance(value, int) else -1)  # type: ignore[call-overload]
+            kinds = {0.0: "a non-negative number", 1.0: "a positive number"}
+            give = kinds.get(float(least)) if isinstance(value, int) else ""
             remedy = f"give --{option} {give}" if give else f"raise --{option}"
             sentences.append((rule, remedy))
         elif value > most:

@@ -132,39 +132,32 @@ def _of(m: ModelShape) -> ModelSizes:
     key, value = m.key_width, m.value_width
     one_expert = (3 if m.gated else 2) * m.hidden * m.expert_width
     key_heads = m.heads if m.kv_rank else m.groups
-    told = {
-        "layers": m.layers,
-        "hidden": m.hidden,
-        "heads": m.heads,
+    same = (
+        *("layers", "hidden", "heads", "vocabulary", "key_width", "value_width"),
+        *("gated", "experts", "encoder_layers", "tied", "mtp", "targets"),
+    )
+    numbers = {
+        **{name: getattr(m, name) for name in same},
         "attention": m.heads * m.head_width,
         "keys": key_heads * (key + value) / 2,
         "key_heads": key_heads,
         "latent": m.kv_rank
         and (m.query_rank or m.heads * key) + m.kv_rank + m.rope_size,
-        "key_width": key,
-        "value_width": value,
         "sequence": tokens / m.layers,
         "attended": (m.encoder_layers * m.sequence**2 + decoder * m.targets**2)
         / tokens,
         "source": m.sequence,
-        "targets": m.targets,
-        "vocabulary": m.vocabulary,
         "dense_ffn": m.ffn_width if moe < m.layers else 0,
         "expert_ffn": m.expert_width if moe else 0,
         "expert_weights": one_expert if moe else 0,
         "shared_ffn": m.shared_ffn if moe else 0,
-        "gated": m.gated,
         "moe_layers": moe,
-        "experts": m.experts,
-        "encoder_layers": m.encoder_layers,
         "cross_layers": decoder if m.two_stacks else 0,
-        "tied": m.tied,
         "row_bias": m.masked and m.bias,
-        "mtp": m.mtp,
         "mtp_sparse": m.sparse(m.layers - 1),
         **_held(m),
     }
-    return ModelSizes(**{name: np.float64(size) for name, size in told.items()})
+    return ModelSizes(**{name: np.float64(size) for name, size in numbers.items()})
 
 
 def _held(m: ModelShape) -> dict[str, float]:

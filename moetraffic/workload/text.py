@@ -9,11 +9,8 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -28,10 +25,7 @@ RANDOM = "random"
 LARGEST_BYTES = 2_000_000_000
 """A larger corpus is refused: every rank holds it in memory."""
 
-_NO_TRAINING_TEXT = frozenset(
-    {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-)
-_READ_BYTES = 1 << 20  # at a time, where the text is only looked at
+_NO_TRAINING_TEXT = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,19 +59,24 @@ def read(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> Text:
         holds bytes outside the vocabulary.
     """
     if where == RANDOM:
-        return Text(data=_random(vocabulary), source="random tokens")
-    source, files = _found(where)
-    enough = LARGEST_BYTES + 1 if where else STANDARD_LIBRARY_BYTES
-    data = _join(files, enough)
-    data = data if where else data[:STANDARD_LIBRARY_BYTES]
-    _refuse_size(source, len(data), sequence)
-    if vocabulary < 256:
-        _refuse_byte(source, max(data), vocabulary)
-    return Text(data=data, source=source)
+        draws, below = np.random.default_rng(0), min(vocabulary, 256)
+        drawn = draws.integers(below, size=STANDARD_LIBRARY_BYTES, dtype=np.uint8)
+        return Text(data=bytearray(drawn.tobytes()), source="random tokens")
+    source, files = check(where, sequence=sequence, vocabulary=vocabulary)
+    data, enough = bytearray(), STANDARD_LIBRARY_BYTES if not where else LARGEST_BYTES
+    for file in files:
+        data += _bytes(file, enough)
+        if len(data) >= enough:
+            break
+    return Text(data=data[:enough], source=source)
 
 
-def check(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> None:
+def check(
+    where: str = "", *, sequence: int = 1, vocabulary: int = 256
+) -> tuple[str, list[Path]]:
     """Refuse what :func:`read` refuses, without holding the text in memory.
+
+    Returns what the text is called, and its files in order.
 
     Raises
     ------
@@ -85,43 +84,18 @@ def check(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> None:
         As :func:`read` does.
     """
     if where == RANDOM:
-        return
-    source, files = _found(where)
+        return where, []
+    library = Path(sysconfig.get_path("stdlib"))
+    source = where or f"Python's standard library in {library}"
+    files = _files(where) if where else _standard_library(library)
     size, largest = 0, 0
     for file in files:
-        with _opened(file) as stream:
-            if vocabulary >= 256:
-                stream.read(1)  # what cannot be read says so at the first byte
-                size += file.stat().st_size
-                continue
-            while part := stream.read(_READ_BYTES):
-                size += len(part)
-                largest = max(largest, *part)
+        if vocabulary < 256:
+            largest = max(largest, *_bytes(file, LARGEST_BYTES), 0)
+        _bytes(file, 1)  # what cannot be read is known at the first byte
+        size += file.stat().st_size
         if size > LARGEST_BYTES or (not where and size >= STANDARD_LIBRARY_BYTES):
             break
-    _refuse_size(source, size, sequence)
-    if vocabulary < 256:
-        _refuse_byte(source, largest, vocabulary)
-
-
-def _random(vocabulary: int) -> bytearray:
-    """Draw bytes of which none depends on those before, so that there is no context."""
-    draws = np.random.default_rng(0)
-    below = min(vocabulary, 256)
-    return bytearray(
-        draws.integers(below, size=STANDARD_LIBRARY_BYTES, dtype=np.uint8).tobytes()
-    )
-
-
-def _found(where: str) -> tuple[str, list[Path]]:
-    """What the text is called, and its files in order."""
-    if where:
-        return where, _files(where)
-    library = Path(sysconfig.get_path("stdlib"))
-    return f"Python's standard library in {library}", _standard_library(library)
-
-
-def _refuse_size(source: str, size: int, sequence: int) -> None:
     if size > LARGEST_BYTES:
         raise LayoutError(
             f"a corpus has at most {LARGEST_BYTES / 1e9:g} GB, but {source!r} has "
@@ -133,32 +107,29 @@ def _refuse_size(source: str, size: int, sequence: int) -> None:
             f"tokens, but {source!r} has {size}: give --corpus more text or lower "
             "--sequence"
         )
-
-
-def _refuse_byte(source: str, largest: int, vocabulary: int) -> None:
     if largest >= vocabulary:
         raise LayoutError(
             f"every byte of a corpus must be below the vocabulary, but {source!r} "
             f"holds {largest} and the vocabulary is {vocabulary}: use a vocabulary of "
             "256"
         )
+    return source, files
 
 
 def _files(where: str) -> list[Path]:
     """The files that a path or glob names, in order."""
     try:
         path = Path(where).expanduser()
-        if path.is_dir():
-            files = [
-                file
-                for file in path.rglob("*")
-                if file.is_file() and not _hidden(file.relative_to(path))
-            ]
-        elif path.is_file():
-            files = [path]
-        else:
-            found = glob.glob(str(path), recursive=True)
-            files = [Path(name) for name in found if Path(name).is_file()]
+        names = path.rglob("*") if path.is_dir() else map(Path, [path])
+        if not path.exists():
+            names = map(Path, glob.glob(str(path), recursive=True))
+        root = path if path.is_dir() else Path("/")
+        files = [
+            file
+            for file in names
+            if file.is_file()
+            and not (path.is_dir() and _hidden(file.relative_to(root)))
+        ]
     except (OSError, RuntimeError, ValueError):
         files = []  # a name that no file can have, or ~ of nobody
     if not files:
@@ -184,23 +155,11 @@ def _standard_library(library: Path) -> list[Path]:
     return sorted(files, key=lambda file: file.relative_to(library).as_posix())
 
 
-def _join(files: list[Path], enough: int) -> bytearray:
-    """The files' bytes, read until there are enough."""
-    data = bytearray()
-    for file in files:
-        with _opened(file) as stream:
-            data += stream.read(enough)
-        if len(data) >= enough:
-            break
-    return data
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
-    """Open a file of a corpus for reading; what the system refuses is a sentence."""
+def _bytes(file: Path, most: int) -> bytes:
+    """The first bytes of a file; what the system refuses is a sentence."""
     try:
         with file.open("rb") as stream:
-            yield stream
+            return stream.read(most)
     except OSError as error:
         raise LayoutError(
             f"every file of a corpus must be readable, but {str(file)!r} is not "

@@ -9,11 +9,9 @@ from moetraffic.analysis.exchange import exchanges
 from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.analysis.times.traffic import world_matrices
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
-from moetraffic.patterns.calls import megatron_pattern
-from moetraffic.patterns.calls import Pattern
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
+from moetraffic.patterns.calls import Pattern, megatron_pattern, workload_pattern
 from moetraffic.patterns.matrices import traffic_matrix
-from moetraffic.patterns.calls import workload_pattern
 from moetraffic.replay import make_plan
 from moetraffic.trace import Trace
 

@@ -33,7 +33,7 @@ from moetraffic.capture.hook import calls as hook
 from moetraffic.capture.hook import native
 from moetraffic.errors import MoetrafficError
 from moetraffic.models import connect, train
-from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 from moetraffic.trace.merge.log_folder import log_folder
 from moetraffic.trace.merge.log_format import log_files, state_file
 

@@ -82,7 +82,7 @@ def test_info_refuses_what_is_no_trace(
         (["teleport"], "No such command"),
         (["capture", "--corpus", "missing.txt"], "is none of them"),
         (["capture", "--corpus", ""], "argument 3 is empty"),
-        (["capture", "--device", "gpu"], "the device is cpu or cuda"),
+        (["capture", "--device", "gpu"], "the device is one of cpu, cuda"),
         (["capture", "--seed", "9" * 20], "seed must be at most"),
         (["capture", "--learning-rate", "nan"], "must be a finite number"),
         (["capture", "--nproc", "1000000"], "at most 4096 ranks"),

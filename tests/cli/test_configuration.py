@@ -34,7 +34,7 @@ dp = 2
 ep = 2
 sequence-parallel = false
 model = "tiny"
-gradient_dtype = "float32"
+set = ["gradient_dtype=float32", "prefetch=2"]
 [compare]
 layers = "1,3"
 force-nothing-here = 1
@@ -44,7 +44,7 @@ force-nothing-here = 1
 def pattern(capsys: pytest.CaptureFixture[str], *arguments: str) -> int:
     """Ranks of the pattern that the command line makes."""
     assert main([*arguments, "--json"]) == 0
-    return int(json.loads(capsys.readouterr().out)["world"])
+    return int(json.loads(capsys.readouterr().out)["data"]["ranks"])
 
 
 def test_options_come_from_the_file_and_the_command_line_wins(
@@ -71,7 +71,7 @@ def test_options_come_from_the_file_and_the_command_line_wins(
         ("pattern = 1", "pattern", "write [pattern]"),
         ("[pattern]\nsequence-paralel = true", "pattern", "mean sequence-parallel"),
         ("[pattern]\nsequence-parallel = []", "pattern", "a valid boolean"),
-        ("[pattern]\ndp = [1, 2]", "pattern", "whole number"),
+        ("[pattern]\ndp = [1, 'x']", "pattern", "dp is a number"),
         ("[pattern\n", "pattern", "a TOML file, but"),
         (PATTERN, "compare", "has no option 'force-nothing-here'"),
     ],

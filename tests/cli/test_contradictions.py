@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from moetraffic.cli import main
-
 from .test_cli import refused
 
 

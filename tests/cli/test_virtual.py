@@ -1,4 +1,4 @@
-"""The verbs of virtual expert parallelism: capture --virtual, place, tolerance."""
+"""The verbs of virtual expert parallelism: capture --virtual and place."""
 
 from __future__ import annotations
 
@@ -93,50 +93,3 @@ def test_an_impossible_place(
     output = tmp_path / "placed.h5"
     assert said in refused(capsys, "place", captured, "-o", output, *arguments)
     assert not output.exists()
-
-
-@pytest.mark.slow
-def test_tolerance_end_to_end(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    output, plot = tmp_path / "t.json", tmp_path / "t.png"
-    code = main(
-        [
-            *("tolerance", "--percent", "1,80", "--seeds", "2", "--iterations", "4"),
-            *("--site", "dispatch", "--pattern", "messages", *SMALL),
-            *("-o", str(output), "--plot", str(plot), "--json"),
-        ]
-    )
-    out, said = capfd.readouterr()
-    assert code == 0, said
-    told = json.loads(out)
-    assert json.loads(output.read_text()) == told
-    assert len(told["runs"]) == 6
-    dropped = [r["lost"] / r["crossed"] for r in told["runs"] if r["share"] == 0.8]
-    assert all(0.5 < share < 1 for share in dropped)
-    assert [i["share"] for i in told["increases"]] == [0.01, 0.8]
-    assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--site", "moon"], "the site is one of dispatch"),
-        (["--pattern", "often"], "the pattern is one of packets"),
-        (["--percent", "1,200"], "percentages above 0 and below 100"),
-        (["--percent", "few"], "percentages above 0 and below 100"),
-        (["--seeds", "1"], "it must be at least 2, but is 1"),
-        (["--packet-bytes", "1"], "at least 64 bytes"),
-        (["--plot", "nowhere/t.png"], "does not exist"),
-    ],
-)
-def test_an_impossible_tolerance(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert said in refused(capsys, "tolerance", *arguments)
-    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import torch
 
 from moetraffic.errors import LayoutError
 from moetraffic.launch import machine_resources
-from moetraffic.patterns import ModelShape, Layout, Training, Workload
+from moetraffic.patterns import Layout, ModelShape, Training, Workload
 from moetraffic.patterns.workload import RANK_BYTES, least_bytes
 
 

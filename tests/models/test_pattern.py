@@ -150,7 +150,7 @@ def test_a_run_calls_what_was_predicted(
         ({"dp": 2, "ep": 2, "tp": 2}, {"router": "expert-choice", **PADDED}),
         ({"dp": 2, "ep": 2}, {"router": "sinkhorn", "balance": 0.0, **PADDED}),
         (
-            {"dp": 2, "ep": 2, "tp": 2},
+            {"dp": 2, "ep": 2},
             {"encoder_layers": 2, "positions": "sinusoidal", **PADDED},
         ),
     ],

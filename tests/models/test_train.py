@@ -202,7 +202,7 @@ def test_bfloat16_trains() -> None:
     ("changed", "said"),
     [
         ({"dtype": "int8"}, "dtype is one of float32, float64, bfloat16, not 'int8'"),
-        ({"device": "tpu"}, "device is cpu or cuda, not 'tpu'"),
+        ({"device": "tpu"}, "device is one of cpu, cuda, not 'tpu'"),
         ({"corpus": "/nowhere/at/all"}, "is none of them"),
     ],
 )

@@ -20,9 +20,7 @@ LAYOUT: dict[str, Any] = {"dp": 8, "ep": 8, "k": 6, "global_batch": 16}
 
 
 def made(*, strict: bool = True, **named: Any) -> Estimate:
-    return estimate(
-        Layout(model=MOE, **{**LAYOUT, **named}), SYSTEM, strict=strict
-    )
+    return estimate(Layout(model=MOE, **{**LAYOUT, **named}), SYSTEM, strict=strict)
 
 
 @pytest.mark.parametrize("field", ["dtype", "dispatch_dtype", "gradient_dtype"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from moetraffic.cli.workload import describe
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Layout, ModelShape, Training, Workload
-from moetraffic.patterns.layout import AXES, GROUP_KINDS, grid, nested
+from moetraffic.patterns.layout import AXES, GROUP_KINDS, nested
 from moetraffic.patterns.schedules import chunk_layers
 
 ORDERS = ["-".join(order) for order in permutations(AXES)]
@@ -215,15 +215,14 @@ def test_dp_and_ep_follow_from_the_ranks() -> None:
     assert describe(4, {"dp": 4, "zero": 2}).layout.zero == 2
 
 
-def test_lists_are_all_their_combinations() -> None:
-    layouts = grid(dp=[1, 2, 4], zero=[0, 1], recompute=["none", "full"], tp=2)
-    assert (layouts.shape, layouts.varied) == ((12,), ("dp", "zero", "recompute"))
-    rows = [(one.dp, one.zero, one.recompute) for one in layouts.each()]
-    assert rows == list(product((1, 2, 4), (0, 1), ("none", "full")))
-    assert layouts.at(3) == Layout(dp=1, zero=1, recompute="full", tp=2)
-    assert layouts.world.tolist() == [one.world for one in layouts.each()]
-    assert grid(dp=[2, 4], micro_batch=1, global_batch=8).accumulation.tolist() == [4, 2]
-    several = grid(model=[ModelShape(), ModelShape(layers=8)], k=2)
+def test_lists_are_layouts_one_by_one() -> None:
+    lists = Layout(dp=[1, 2, 4], recompute=["none", "full", "none"], tp=2)
+    assert lists.shape == (3,)
+    assert lists.at(1) == Layout(dp=2, recompute="full", tp=2)
+    assert lists.world.tolist() == [lists.at(n).world for n in range(3)]
+    batches = Layout(dp=[2, 4], micro_batch=1, global_batch=8)
+    assert batches.accumulation.tolist() == [4, 2]
+    several = Layout(model=[ModelShape(), ModelShape(layers=8)], k=2)
     assert several.arrays().sizes.layers.tolist() == [4, 8]
     assert several.at(1).model == ModelShape(layers=8)
 

@@ -235,9 +235,7 @@ def test_bubbles_are_those_of_their_papers(p: int) -> None:
         assert float(found.bubble_of_ideal) == pytest.approx(bubble / 32)
     kept = {
         name: memory(
-            Layout.of(
-                shape, Layout(pp=p, accumulation=32, schedule=name, tp=2)
-            )
+            Layout.of(shape, Layout(pp=p, accumulation=32, schedule=name, tp=2))
         )
         for name in expected
     }

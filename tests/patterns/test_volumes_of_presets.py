@@ -80,9 +80,7 @@ def test_volumes_of_gpt_3_175b() -> None:
     # 96 layers of 12288, 2048 tokens, 8 stages of 8 tensor ranks, 4 replicas; m = 8
     of = scaled(preset("megatron-145.6b").model, {"layers": 96, "vocabulary": 51_200})
     found = sent(
-        megatron_pattern(
-            of, Layout(tp=8, pp=8, dp=4, accumulation=8, dtype="float16")
-        )
+        megatron_pattern(of, Layout(tp=8, pp=8, dp=4, accumulation=8, dtype="float16"))
     )
     row = 2048 * 12288 * 2
     assert found["tp"] == 8 * 12 * 4 * 2 * 7 // 8 * row

@@ -14,8 +14,8 @@ import torch
 
 from moetraffic.analysis.times.traffic import world_matrices
 from moetraffic.errors import ReplayError
-from moetraffic.patterns.collectives import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.patterns.bandwidth import read_table
+from moetraffic.patterns.collectives import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.bench import __main__ as bench
 from moetraffic.replay.bench import operations, rank, sweep

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from moetraffic.errors import AnalysisError
+from moetraffic.report.console import terminal
+from moetraffic.studies.__main__ import app
 from moetraffic.studies.tolerance import increases
 
 BASE = np.array([2.0, 2.1, 2.2])  # sigma 0.1
@@ -50,3 +55,55 @@ def test_a_training_that_broke_down_is_not_tolerated() -> None:
 def test_refused(shares: list[float], losses: list[list[float]], says: str) -> None:
     with pytest.raises(AnalysisError, match=says):
         increases(shares, np.array(losses, float))
+
+
+SMALL = [
+    *("--layers", "2", "--hidden", "16", "--heads", "2", "--sequence", "16"),
+    *("--micro-batch", "1"),
+]
+
+
+@pytest.mark.slow
+def test_trainings_on_a_lossy_network(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    output, plot = tmp_path / "t.json", tmp_path / "t.png"
+    asked = "tolerance --percent 1,80 --seeds 2 --iterations 4 --site dispatch"
+    outputs = ["-o", str(output), "--plot", str(plot), "--json"]
+    given = [*asked.split(), "--pattern", "messages", *SMALL, *outputs]
+    code = terminal.run(app, given, "studies")
+    out, error = capfd.readouterr()
+    assert code == 0, error
+    found = json.loads(out)
+    assert json.loads(output.read_text()) == found
+    runs = found["tables"]["runs"]
+    assert len(runs) == 6
+    dropped = [run["lost"] / run["crossed"] for run in runs if run["share"] == 0.8]
+    assert all(0.5 < share < 1 for share in dropped)
+    rows = found["tables"]["increases"]
+    assert [row["share_lost"] for row in rows] == [0.01, 0.8]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--site", "moon"], "the site is one of dispatch"),
+        (["--pattern", "often"], "the pattern is one of packets"),
+        (["--percent", "1,200"], "percentages above 0 and below 100"),
+        (["--seeds", "1"], "it must be at least 2, but is 1"),
+        (["--packet-bytes", "1"], "at least 64 bytes"),
+        (["--plot", "nowhere/t.png"], "does not exist"),
+    ],
+)
+def test_an_impossible_tolerance(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert terminal.run(app, ["tolerance", *arguments], "studies") == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

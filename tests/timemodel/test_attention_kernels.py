@@ -15,8 +15,7 @@ from moetraffic.timemodel import (
     Gpu,
     memory,
 )
-from moetraffic.timemodel.compute import ATTENTION
-from moetraffic.timemodel.compute import matmul, passes
+from moetraffic.timemodel.compute import ATTENTION, matmul, passes
 
 GPT = ModelShape(
     layers=2, hidden=2048, heads=16, sequence=8192, vocabulary=512, experts=0
@@ -81,9 +80,7 @@ def test_the_memory_of_published_trainings_in_gb(
         named |= {"state_bytes": 8, "global_batch": 15360}
     else:
         named = {"global_batch": 2048, **named}
-    config = Layout(
-        model=known.model, k=known.gating.k, fused_attention=True, **named
-    )
+    config = Layout(model=known.model, k=known.gating.k, fused_attention=True, **named)
     found = memory(config)
     assert float(found.total) / 1e9 == pytest.approx(total, abs=0.05)
     if part is not None:

@@ -151,9 +151,7 @@ def test_no_compute_hides_twice_and_terms_add_up() -> None:
 
 def test_an_array_hides_what_each_element_hides() -> None:
     rates = np.array([1e9, 1e10, 1e11])
-    config = Layout(
-        model=GPT, dp=4, zero=np.array([0, 1, 3]), global_batch=16, tp=2
-    )
+    config = Layout(model=GPT, dp=4, zero=np.array([0, 1, 3]), global_batch=16, tp=2)
     system = System(
         peak_flops=1e14,
         bandwidth=rates,

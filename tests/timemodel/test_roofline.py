@@ -34,9 +34,7 @@ NODES = System.of_gpu(A100, LINKS)
 
 
 def told(**named: Any) -> Layout:
-    return Layout(
-        **{"model": GPT, "tp": 8, "pp": 8, "global_batch": 64, **named}
-    )
+    return Layout(**{"model": GPT, "tp": 8, "pp": 8, "global_batch": 64, **named})
 
 
 def test_a_product_of_whole_waves_runs_at_its_share_of_the_peak() -> None:

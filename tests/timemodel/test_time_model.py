@@ -13,11 +13,10 @@ from moetraffic.patterns import Layout, parameter_count, preset
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.layout import RECOMPUTE
 from moetraffic.patterns.schedules import passes
+from moetraffic.studies.apnet24 import STUDY, counted
 from moetraffic.timemodel import (
-    APNET24,
     KINDS,
     MODEL_ERROR,
-    Conventions,
     MeasuredLinks,
     NodeLinks,
     System,
@@ -62,7 +61,7 @@ def test_flop_of_an_iteration_are_those_of_equation_3() -> None:
 def test_the_terms_are_the_formulas_of_the_studies() -> None:
     p, t, d, b, batch = 4, 2, 2, 2, 64
     config = told(pp=p, tp=t, dp=d, recompute="full", gradient_dtype=4)
-    found = estimate(config, FLAT, conventions=APNET24)
+    found = counted(config, FLAT, **STUDY)
     m, n = batch / (b * d), float(parameter_count(GPT).total)
     speed = 10e9
     micro = 8 * n / (p * t) * b * S / (0.5 * 100e12)
@@ -91,20 +90,18 @@ def test_disagreements_are_inputs() -> None:
     config = told(pp=2, tp=2, dp=2, sequence_parallel=True)
     base = estimate(config, FLAT)
 
-    def other(**chosen: str) -> Any:
-        return estimate(config, FLAT, conventions=Conventions(**chosen))
+    def other(**chosen: Any) -> Any:
+        return counted(config, FLAT, parameters=False, **chosen)
 
     whole, mean = other(reduced="whole"), other(reduced="mean")
     ratio = whole.communication["dp"] / mean.communication["dp"]
     assert float(ratio) == pytest.approx(4)
-    assert float(other(bubble="compute").bubble) < float(base.bubble)
+    assert float(other(bubble_sends=False).bubble) < float(base.bubble)
     # the first stage has the embedding and the positions
     assert 1 < float(base.communication["dp"] / mean.communication["dp"]) < 2
-    assert float(other(ends="left-out").tp) < float(base.tp)
+    assert float(other(ends=False).tp) < float(base.tp)
     double = estimate(replace(config, gradient_dtype=4.0), FLAT)
     assert float(double.dp / base.dp) == pytest.approx(2)
-    with pytest.raises(LayoutError, match="flops is one of layers, parameters"):
-        Conventions(flops="guessed")
 
 
 def test_zero_moves_what_its_paper_says() -> None:
@@ -371,17 +368,12 @@ def test_elasticities_are_shares_of_time() -> None:
     moved = sensitivity(config, FLAT)
     share = {k: float(v / found.iteration) for k, v in found.communication.items()}
     for kind in ("tp", "dp"):
-        slope = float(moved.elasticities[f"bandwidth of {kind}"])
+        slope = float(moved[f"bandwidth of {kind}"])
         assert slope == pytest.approx(-share[kind], rel=1e-3)
-    assert float(moved.elasticities["utilization"]) == pytest.approx(
+    assert float(moved["utilization"]) == pytest.approx(
         -float(found.compute / found.iteration), rel=1e-3
     )
-    assert "bandwidth of pp" not in moved.elasticities
-    whole = estimate(config, FLAT, conventions=Conventions(reduced="whole"))
-    assert float(moved.conventions["reduced=whole"]) == pytest.approx(
-        float(whole.iteration / found.iteration) - 1
-    )
-    assert float(whole.dp / found.dp) == pytest.approx(2, rel=0.01)
+    assert "bandwidth of pp" not in moved
 
 
 def test_the_search_finds_the_fastest_that_fits() -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from moetraffic.capture import Recorder
 from moetraffic.models import connect, train
-from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 
 SHAPE = {"layers": 4, "hidden": 16, "heads": 2, "sequence": 12, "experts": 8}
 PLAN = {"iterations": 5, "micro_batch": 2, "accumulation": 2, "seed": 3}

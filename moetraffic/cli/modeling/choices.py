@@ -15,7 +15,7 @@ from moetraffic.cli import output
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, Layout, ModelShape, preset, scaled
 from moetraffic.patterns.layout import DISPATCHERS, RECOMPUTE, SCHEDULES
-from moetraffic.report.console.options import named_values
+from moetraffic.report.console.options import named_values, on_command_line
 from moetraffic.result import Result
 from moetraffic.spelling import check_choice
 from moetraffic.timemodel import System
@@ -179,7 +179,8 @@ def given(
 
 def parts(text: str) -> list[str]:
     """Split what commas separate."""
-    return [part for piece in text.split(",") if (part := piece.strip())]
+    pieces = text.strip("[]").split(",")  # brackets: of a list in a file of options
+    return [part for piece in pieces if (part := piece.strip())]
 
 
 def _value(name: str, text: str) -> Any:
@@ -272,12 +273,16 @@ def layout_fields(row: Row, micro_batch: int) -> Row:
 
 
 def refuse_idle(
-    row: Row, inputs: Callable[[Row], Any], result: Callable[[Any], Any]
+    ctx: typer.Context,
+    row: Row,
+    inputs: Callable[[Row], Any],
+    result: Callable[[Any], Any],
 ) -> None:
     """Refuse options that change nothing: without each, the result is another one.
 
     ``inputs`` are what a result is computed of, ``result`` what is compared.  Sizes of
-    the model and hardware are facts, which may be stated where they change nothing.
+    the model and hardware are facts, which may be stated where they change nothing; a
+    file of options serves many runs.
 
     Raises
     ------
@@ -288,7 +293,8 @@ def refuse_idle(
     told = result(made)
     for name in row:
         chosen = PART.get(name) in ("layout", "system") and name != "gpus_per_node"
-        if not chosen and name != "overlap":
+        option = name if name in (*OPTIONS, "overlap") else "settings"
+        if not (chosen or name == "overlap") or not on_command_line(ctx, [option]):
             continue
         try:
             other = inputs({n: v for n, v in row.items() if n != name})

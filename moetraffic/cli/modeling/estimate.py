@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
-from typer import Option
 
 from moetraffic.cli.show import AllTables, AsJson, Force, Only, Output, show
 from moetraffic.errors import LayoutError
 from moetraffic.files import validate_outputs
 from moetraffic.patterns import Layout, ModelShape
-from moetraffic.report.console.options import Plot, positive_numbers
+from moetraffic.report.console.options import Plot, option, positive_numbers
 from moetraffic.result import Result
 from moetraffic.spelling import check_choice
-from moetraffic.timemodel import COMPARED, GPUS, STACKS, System, practice
+from moetraffic.timemodel import (
+    COMPARED,
+    GPUS,
+    STACKS,
+    MeasuredLinks,
+    System,
+    practice,
+)
 from moetraffic.trace import Trace
 
 from . import choices as o
@@ -66,84 +72,41 @@ def estimate(
     imbalance_from: o.ImbalanceFrom = None,
     settings: o.Set = None,
     help_fields: o.HelpFields = False,
-    stack: Annotated[
-        str,
-        Option(
-            help=f"Practice of a library: {', '.join(STACKS)}, none. It sets sharding, "
-            "sequence parallelism and overlap where they are not given.",
-            rich_help_panel=SYSTEM,
-        ),
-    ] = "",
-    platform: Annotated[
-        str,
-        Option(
-            help="Published system, such as polaris, or a file of moetraffic bench.",
-            rich_help_panel=SYSTEM,
-        ),
-    ] = "",
-    gpu: Annotated[
-        str, Option(help=f"GPU: {', '.join(GPUS)}; A100.", rich_help_panel=SYSTEM)
-    ] = "",
-    bandwidth: Annotated[
-        str,
-        Option(
-            help="Effective bandwidth of all links: 25GB/s, by kind of traffic "
-            "tp=300GB/s,dp=25GB/s, or a file of moetraffic bench.",
-            rich_help_panel=SYSTEM,
-        ),
-    ] = "",
-    nic: Annotated[
-        str,
-        Option(
-            help="Rate of a platform's NICs a GPU: 400Gbps.", rich_help_panel=SYSTEM
-        ),
-    ] = "",
-    protocol: Annotated[
-        str,
-        Option(
-            help="Protocol between nodes, whose published efficiency NICs get.",
-            rich_help_panel=SYSTEM,
-        ),
-    ] = "",
-    overlap: Annotated[
-        str | None,
-        Option(help="Traffic behind compute: dp,tp=0.2.", rich_help_panel=SYSTEM),
-    ] = None,
-    calibrate: Annotated[
-        Path | None,
-        Option(
-            help="Trace of a captured run, whose model, batch and speeds are used.",
-            rich_help_panel=SYSTEM,
-        ),
-    ] = None,
-    best: Annotated[
-        bool,
-        Option("--best", help="Find the fastest layout.", rich_help_panel=STUDY),
-    ] = False,
-    gpus: Annotated[
-        str | None,
-        Option(help="GPUs of --best, ranks of --project.", rich_help_panel=STUDY),
-    ] = None,
-    sensitivity: Annotated[
-        bool,
-        Option(
-            "--sensitivity", help="Change by 1% of an input.", rich_help_panel=STUDY
-        ),
-    ] = False,
-    project: Annotated[
-        Path | None,
-        Option(
-            help="Trace of a captured run, projected to --gpus.", rich_help_panel=STUDY
-        ),
-    ] = None,
-    efficiency: Annotated[
-        str,
-        Option(
-            help="Network efficiency there over the captured one's: 0.8,0.6, or a file "
-            "of moetraffic bench.",
-            rich_help_panel=STUDY,
-        ),
-    ] = "",
+    stack: str = option(
+        "",
+        f"Practice of a library: {', '.join(STACKS)}, none. It sets sharding, sequence "
+        "parallelism and overlap where they are not given.",
+        panel=SYSTEM,
+    ),
+    platform: str = option("", "Published system, or a file of bench.", panel=SYSTEM),
+    gpu: str = option("", f"GPU: {', '.join(GPUS)}; A100.", panel=SYSTEM),
+    bandwidth: str = option(
+        "",
+        "Effective bandwidth of all links: 25GB/s, by kind of traffic "
+        "tp=300GB/s,dp=25GB/s, or a file of moetraffic bench.",
+        panel=SYSTEM,
+    ),
+    nic: str = option("", "Rate of a platform's NICs a GPU: 400Gbps.", panel=SYSTEM),
+    protocol: str = option("", "Protocol whose efficiency NICs get.", panel=SYSTEM),
+    overlap: str | None = option(
+        None, "Traffic behind compute: dp,tp=0.2.", panel=SYSTEM
+    ),
+    calibrate: Path | None = option(
+        None, "Captured run: its model, batch and speeds are used.", panel=SYSTEM
+    ),
+    best: bool = option(False, "Find the fastest layout.", "--best", panel=STUDY),
+    gpus: str | None = option(None, "GPUs of --best, --project.", panel=STUDY),
+    sensitivity: bool = option(
+        False, "Change by 1% of an input.", "--sensitivity", panel=STUDY
+    ),
+    project: Path | None = option(
+        None, "Captured run, projected to --gpus.", panel=STUDY
+    ),
+    efficiency: str = option(
+        "",
+        "Network efficiency there over the captured one's: 0.8,0.6, or a file.",
+        panel=STUDY,
+    ),
     plot: Plot = None,
     tables: AllTables = False,
     only: Only = None,
@@ -167,26 +130,23 @@ def estimate(
         chosen["overlap"] = [overlap]
     if stack:
         chosen["stack"] = o.parts(stack)
+    chart: Chart | None = None
+    ranks = positive_numbers(gpus, "--gpus are whole numbers", "--gpus 16,32")
     if project is not None:
-        result, chart = projection(project, gpus, efficiency, chosen)
+        result = projection(project, ranks, efficiency, chosen)
     elif best:
-        number = whole(gpus, "--gpus 64") if gpus else 0
-        result, chart = best_layouts(model, chosen, number, imbalance_from)
+        result, chart = best_layouts(model, chosen, ranks, imbalance_from)
     else:
         fit = calibrated_on(ctx, calibrate, chosen) if calibrate else None
         given = {**({} if fit else {"model": o.parts(model)}), **chosen}
-        result, chart = estimates(given, imbalance_from, fit, sensitivity)
+        result, chart = estimates(ctx, given, imbalance_from, fit, sensitivity)
     if plot is not None:
+        if chart is None:
+            raise LayoutError("a projection has no picture: leave out --plot")
         from moetraffic.report import figures
 
         figures.save(chart, plot)
     show(result, as_json=as_json, tables=tables, only=only, output=output, force=force)
-
-
-def whole(text: str | None, example: str) -> int:
-    """Read one whole number above 0."""
-    (number,) = positive_numbers(text, "a whole number above 0", example)
-    return int(number)
 
 
 # ---- what is estimated ---------------------------------------------------------------
@@ -227,6 +187,7 @@ def inputs_of(
     if name != "none":
         layout, system = practice(name, layout, system, row.keys())
     if imbalance_from is not None:
+        assert isinstance(layout.model, ModelShape)
         shares = measured_shares(imbalance_from, layout.model, int(layout.ep))
         layout = replace(layout, imbalance=layout.ep * float(shares.max()))
     return layout, system, name
@@ -275,6 +236,7 @@ def remarks(name: str, system: System) -> list[str]:
 
 
 def estimates(
+    ctx: typer.Context,
     chosen: dict[str, list[Any]],
     imbalance_from: Path | None,
     fit: Calibration | None,
@@ -290,20 +252,16 @@ def estimates(
         layout, system, name = inputs_of(row, imbalance_from, fit)
         found = timemodel.estimate(layout, system)
         o.refuse_idle(
-            {n: v for n, v in row.items() if n != "stack"},
-            lambda values: inputs_of({**values, "stack": name}, imbalance_from, fit)[
-                :2
-            ],
+            ctx,
+            row,
+            lambda values: inputs_of(values, imbalance_from, fit)[:2],
             lambda pair: view.facts(timemodel.estimate(*pair)),
         )
         moved = timemodel.sensitivity(layout, system) if sensitive else None
-        notes = [*remarks(name, system), *extrapolated(system, found)]
+        said = [*remarks(name, system), *extrapolated(system, found)]
         of = words(row, fit)
-        more = {"notes": notes, "sensitivity": moved, "calibration": fit}
-        result = view.one(found, of, **more)
-        return result, view.terms_chart(
-            [found], ["T_iter"], title=of, source=result.head
-        )
+        result = view.one(found, of, notes=said, sensitivity=moved, calibration=fit)
+        return result, view.terms_chart([found], ["T_iter"], of, result.head)
     if sensitive:
         raise LayoutError("a sensitivity is of one configuration: give no lists")
     founds: list[Any] = []
@@ -325,24 +283,21 @@ def estimates(
     result = view.several(founds, varied, of, notes)
     pairs = [(f, view.named(v)) for f, v in zip(founds, varied, strict=True) if f]
     drawn, labels = zip(*pairs, strict=True)
-    return result, view.terms_chart(drawn, labels, title=of, source=result.verdict[0])
+    return result, view.terms_chart(drawn, labels, of, result.verdict[0])
 
 
 def extrapolated(system: System, found: Any) -> list[str]:
     """Name calls that the measurements of a system do not surround."""
-    links = system.bandwidth
-    if not hasattr(links, "extrapolated"):
+    if not isinstance(links := system.bandwidth, MeasuredLinks):
         return []
-    beyond = [name for call in found.traffic if (name := links.extrapolated(call))]
-    return [f"extrapolated, not measured: {', '.join(dict.fromkeys(beyond))}"] * bool(
-        beyond
-    )
+    names = dict.fromkeys(filter(None, map(links.extrapolated, found.traffic)))
+    return [f"extrapolated, not measured: {', '.join(names)}"] if names else []
 
 
 def best_layouts(
     model: str,
     chosen: dict[str, list[Any]],
-    gpus: int,
+    gpus: Sequence[int],
     imbalance_from: Path | None,
 ) -> tuple[Result, Chart]:
     """Search the fastest layouts; lists of values restrict what is tried."""
@@ -355,7 +310,8 @@ def best_layouts(
         if name in timemodel.COLUMNS and (gpus or name not in OF_THE_GPUS)
     }
     rest = {name: values for name, values in chosen.items() if name not in among}
-    if several := [n for n, v in rest.items() if len(v) > 1 and n not in OF_THE_GPUS]:
+    several = [n for n, v in rest.items() if len(v) > 1 and n not in OF_THE_GPUS]
+    if several := several + ["gpus"] * (len(gpus) > 1):
         raise LayoutError(
             f"a search is of one {several[0]}, but several are given: give one"
         )
@@ -367,7 +323,7 @@ def best_layouts(
         )
     one = {name: values[0] for name, values in among.items() if name == "ep"}
     layout, system, name = inputs_of({**row, **one}, imbalance_from, None)
-    number = gpus or int(layout.world)
+    number = gpus[0] if gpus else int(layout.world)
     batch = row.get("global_batch") or EACH * number
     if layout.fused_attention:  # which computes again what "selective" would
         among.setdefault("recompute", ["none", "full"])
@@ -390,14 +346,13 @@ def best_layouts(
     result = view.best(found, of, remarks(name, system))
     top = [found.at(n) for n in range(min(len(found.order), view.DRAWN))]
     labels = [view.named(view.layout_row(r)) for r in result.rows("best")]
-    return result, view.terms_chart(
-        top, labels[: len(top)], title=f"Best layouts: {of}", source=result.verdict[0]
-    )
+    title = f"Best layouts: {of}"
+    return result, view.terms_chart(top, labels[: len(top)], title, result.verdict[0])
 
 
 def projection(
-    path: Path, gpus: str | None, efficiency: str, chosen: Sequence[str]
-) -> tuple[Result, Chart]:
+    path: Path, ranks: list[int], efficiency: str, chosen: Mapping[str, list[Any]]
+) -> Result:
     """Project a captured run to other numbers of ranks."""
     from moetraffic.analysis.times.calibration import step_times
     from moetraffic.analysis.times.projection import collectives, measured_efficiency
@@ -410,17 +365,16 @@ def projection(
             f"--project takes all but --gpus and --efficiency from the captured run: "
             f"leave out {', '.join(map(o.spelled, others))}"
         )
-    ranks = positive_numbers(gpus or "", "--gpus are numbers of ranks", "--gpus 16,32")
-    if not efficiency:
+    if not efficiency or not ranks:
         raise LayoutError(
-            "a projection needs the network's efficiency on more ranks: give "
-            "--efficiency 0.8,0.6, or a file of moetraffic bench"
+            "a projection needs numbers of ranks and the network's efficiency there: "
+            "give --gpus 16,32 and --efficiency 0.8,0.6, or a file of moetraffic bench"
         )
     with Trace.open(path) as trace:
         measured = step_times(trace)
         rows = collectives(trace, measured.steps.tolist())
     if is_table(efficiency):
-        per = int(dict(chosen).get("gpus_per_node", [8])[0])
+        per = int(chosen.get("gpus_per_node", [8])[0])
         table = read_table(efficiency)
         reached = measured_efficiency(rows, table, measured.ranks, ranks, gpus=per)
     else:
@@ -433,5 +387,4 @@ def projection(
             )
         reached = np.array(given * (len(ranks) // len(given)))
     speedup = projected_speedup(measured.compute_s, measured.communication_s, reached)
-    result = view.projection(measured, ranks, reached, speedup, str(path))
-    return result, view.projection_chart(result, measured.ranks)
+    return view.projection(measured, ranks, reached, speedup, str(path))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
-from typer import Option
 
 from moetraffic.cli.show import AllTables, AsJson, Force, Only, show
 from moetraffic.errors import LayoutError
@@ -23,7 +22,7 @@ from moetraffic.patterns import (
     trained_pattern,
 )
 from moetraffic.patterns.collectives import ALGORITHMS
-from moetraffic.report.console.options import Plot
+from moetraffic.report.console.options import Plot, option
 from moetraffic.report.write import SUFFIXES
 from moetraffic.spelling import check_choice
 
@@ -75,20 +74,13 @@ def pattern(
     imbalance_from: o.ImbalanceFrom = None,
     settings: o.Set = None,
     help_fields: o.HelpFields = False,
-    library: Annotated[
-        str, Option(help="Library whose calls are computed: megatron or moetraffic.")
-    ] = "megatron",
-    algorithm: Annotated[
-        str, Option(help=f"Algorithm of collectives: {', '.join(ALGORITHMS)}.")
-    ] = "ring",
-    platform: Annotated[
-        str, Option(help="Published system, or a file of moetraffic bench, for times.")
-    ] = "",
-    output: Annotated[
-        Path | None,
-        Option("-o", "--output", help="Trace to write (.h5), or tables (.json, .csv)."),
-    ] = None,
-    iterations: Annotated[int, Option(help="Iterations of the trace.", min=1)] = 1,
+    library: str = option("megatron", f"Library: {', '.join(LIBRARIES)}."),
+    algorithm: str = option("ring", f"Of collectives: {', '.join(ALGORITHMS)}."),
+    platform: str = option("", "Published system, or a file of bench, for times."),
+    output: Path | None = option(
+        None, "Trace to write (.h5), or tables (.json, .csv).", "-o", "--output"
+    ),
+    iterations: int = option(1, "Iterations of the trace.", min=1),
     plot: Plot = None,
     tables: AllTables = False,
     only: Only = None,
@@ -112,7 +104,8 @@ def pattern(
 
     def inputs(row: o.Row) -> Inputs:
         shape, gating, usual = o.model_of(row)
-        layout, shares = Layout(**o.layout_fields(row, usual)), ()
+        layout = Layout(**o.layout_fields(row, usual))
+        shares: tuple[Any, ...] = ()
         if imbalance_from is not None:
             measured = measured_shares(imbalance_from, shape, int(layout.ep))
             shares = tuple(map(tuple, measured.tolist()))
@@ -144,7 +137,7 @@ def pattern(
     made, results = [made_of(inputs(row)) for row in rows], []
     for row, each in zip(rows, made, strict=True):
         if len(rows) == 1:
-            o.refuse_idle(row, inputs, lambda of: compared(made_of(of)))
+            o.refuse_idle(ctx, row, inputs, lambda of: compared(made_of(of)))
         layout = Layout.of(each.shape, each.pattern.layout, each.gating)
         times = seconds_of(layout, row, platform) if platform else None
         count = parameter_count(each.shape, k=each.gating.k)

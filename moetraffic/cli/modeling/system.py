@@ -109,7 +109,7 @@ def _of_gpu(gpu: Gpu, *, roofline: bool) -> dict[str, Any]:
 def _of_platform(name: str, by: str, *, roofline: bool) -> dict[str, Any]:
     """Return fields of a published platform; what its source lacks is left out."""
     found = platform(name)
-    stated = {
+    stated: dict[str, Any] = {
         "peak_flops": found.peak_tflops * 1e12,
         "memory_bytes": found.gpu_memory_gb * 1e9,
         "memory_bytes_s": found.gpu_memory_gbs * 1e9,

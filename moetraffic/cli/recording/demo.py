@@ -12,7 +12,7 @@ from moetraffic.cli.output import json_text, make_folder, progress
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
-from moetraffic.patterns import Gating, ModelShape, Layout, Training, Workload
+from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.report.console.terminal import Paper, announce, say
 from moetraffic.result import table_lines

@@ -10,7 +10,7 @@ import numpy as np
 from moetraffic.patterns import Layout
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 from moetraffic.result import Result
-from moetraffic.timemodel import MODEL_ERROR, Estimate, Search, Sensitivity
+from moetraffic.timemodel import MODEL_ERROR, Estimate, Search
 from moetraffic.units import byte_size, duration
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ TERMS = {
 
 MEMORY = ("weights", "gradients", "optimizer", "activations")
 DEGREES = ("pp", "tp", "cp", "dp", "ep")
-BESIDE = ("virtual", "zero_stage", "micro_batch")
+BESIDE = ("virtual", "zero_stage", "micro_batch", "recompute", "sequence_parallel")
+OF_TRAFFIC = ("bytes_per_rank", "calls_per_iteration", "rate", "hidden_time")
 LEAST = 0.01
 """Share of an iteration from which a wait is stated."""
 
@@ -39,63 +40,48 @@ SHOWN, DRAWN = 12, 6
 """Best layouts in the table and in the chart."""
 
 
-def layout_words(layout: Layout) -> str:
-    """Name the parallel degrees of a layout that are not 1: "dp 8, ep 8"."""
-    sizes = {name: int(np.ravel(getattr(layout, name))[0]) for name in DEGREES}
-    return ", ".join(f"{name} {n}" for name, n in sizes.items() if n > 1)
-
-
-def batch_words(layout: Layout, tokens: float) -> str:
-    """State what an iteration trains on.
-
-    ``tokens`` of a sequence.
-    """
-    number = float(np.ravel(layout.sequences)[0])
-    several = "s" * (number != 1)
-    return f"{number:,.0f} sequence{several} of {tokens:,.0f} tokens"
-
-
 def head(layout: Layout, name: str) -> str:
-    """Name model, ranks, layout and batch."""
-    world, words = int(np.ravel(layout.world)[0]), layout_words(layout)
-    batch = batch_words(layout, float(np.ravel(layout.sizes.source)[0]))
-    ranks = f"{world:,} GPU{'s' * (world > 1)}{f' ({words})' * bool(words)}"
-    return f"{name}, {ranks}, {batch}"
+    """Name a model, and the ranks, parallel degrees above 1 and batch of a layout."""
+
+    def number(value: Any) -> int:
+        return int(np.ravel(value)[0])
+
+    world = number(layout.world)
+    sizes = {axis: number(getattr(layout, axis)) for axis in DEGREES}
+    words = named({axis: n for axis, n in sizes.items() if n > 1})
+    batch, tokens = number(layout.sequences), number(layout.sizes.source)
+    return (
+        f"{name}, {world:,} GPU{'s' * (world > 1)}{f' ({words})' * bool(words)}, "
+        f"{batch:,} sequence{'s' * (batch != 1)} of {tokens:,} tokens"
+    )
+
+
+def named(values: Mapping[str, Any]) -> str:
+    """Name values of options: "dp 8, zero stage 1, sequence parallel"."""
+    words = (f"{name} {value}" for name, value in values.items() if value is not False)
+    return ", ".join(words).replace("_", " ").replace(" True", "")
 
 
 def term_rows(found: Estimate) -> list[dict[str, Any]]:
     """List the terms of one estimate, with bytes, calls and rate of communication."""
-    whole = float(found.iteration)
-    hidden: dict[str, float] = {}
-    for (kind, _), time in found.overlapped.items():
-        hidden[kind] = hidden.get(kind, 0.0) + float(time)
-    rows = []
+    whole, rows = float(found.iteration), []
     for name, (words, _, kinds) in TERMS.items():
-        time = float(getattr(found, name))
-        if not time:
+        if not (time := float(getattr(found, name))):
             continue
         row: dict[str, Any] = {"term": words, "time": time, "time_share": time / whole}
-        row |= dict.fromkeys(
-            ("bytes_per_rank", "calls_per_iteration", "rate", "hidden_time")
-        )
+        row |= dict.fromkeys(OF_TRAFFIC)
         if kinds:
-            row["bytes_per_rank"] = sum(float(found.wire[kind]) for kind in kinds)
-            row["calls_per_iteration"] = sum(float(found.calls(kind)) for kind in kinds)
-            row["rate"] = float(found.bandwidth(kinds))
-            row["hidden_time"] = sum(hidden.get(kind, 0.0) for kind in kinds) or None
+            under = sum(
+                float(t) for (k, _), t in found.overlapped.items() if k in kinds
+            )
+            sent = sum(float(found.wire[kind]) for kind in kinds)
+            calls = sum(float(found.calls(kind)) for kind in kinds)
+            cells = sent, calls, float(found.bandwidth(kinds)), under or None
+            row |= zip(OF_TRAFFIC, cells, strict=True)
         rows.append(row)
-    rest = dict.fromkeys(("bytes_per_rank", "calls_per_iteration", "rate"))
-    under = float(found.hidden)
     total = {"term": "iteration", "time": whole, "time_share": 1.0}
-    return [*rows, {**total, **rest, "hidden_time": under or None}]
-
-
-def memory_words(found: Estimate) -> str:
-    """State the memory that an estimate needs, and whether it fits."""
-    room, needed = float(found.memory_room), float(found.memory.total)
-    limit = f" of {byte_size(room)}" * bool(np.isfinite(room))
-    fits = "fits" if found.fits else "does not fit"
-    return f"It needs {byte_size(needed)}{limit} a GPU: {fits}."
+    rest = {**dict.fromkeys(OF_TRAFFIC), "hidden_time": float(found.hidden) or None}
+    return [*rows, {**total, **rest}]
 
 
 def facts(found: Estimate) -> dict[str, Any]:
@@ -116,20 +102,21 @@ def one(
     name: str,
     *,
     notes: Sequence[str] = (),
-    sensitivity: Sensitivity | None = None,
+    sensitivity: Mapping[str, Any] | None = None,
     calibration: Calibration | None = None,
 ) -> Result:
     """Show one estimate: a table of its terms.
 
     ``name`` is that of the model and what it runs on.
     """
-    whole = float(found.iteration)
-    rows = term_rows(found)
+    whole, room = float(found.iteration), float(found.memory_room)
+    limit = f" of {byte_size(room)}" * bool(np.isfinite(room))
     verdict = [
         f"An iteration takes {duration(whole)}: {float(found.tokens_s):,.0f} tokens/s, "
         f"{float(found.flops_gpu) / 1e12:.0f} model TFLOP/s a GPU; communication "
         f"{float(found.comm_share):.0%}, bubble {float(found.bubble_share):.0%}.",
-        memory_words(found),
+        f"It needs {byte_size(float(found.memory.total))}{limit} a GPU: "
+        f"{'fits' if found.fits else 'does not fit'}.",
     ]
     if (waits := float(found.launches) / whole) >= LEAST:
         verdict.append(
@@ -139,7 +126,7 @@ def one(
     if (waits := float(found.head_share)) >= LEAST:
         verdict.append(f"Waiting for the output layer takes {waits:.0%} of the time.")
     tables: dict[str, Any] = {
-        "terms": rows,
+        "terms": term_rows(found),
         "memory": [
             {"memory_of": part, "bytes_per_rank": float(getattr(found.memory, part))}
             for part in MEMORY
@@ -150,23 +137,23 @@ def one(
         ],
     }
     if calibration is not None:
-        tables["terms"] = _measured(rows, calibration)
-        share = (
-            float(calibration.predicted.iteration) / calibration.measured.iteration_s
-        )
+        tables["terms"] = _measured(tables["terms"], calibration)
+        model = float(calibration.predicted.iteration)
         verdict.insert(
             1,
-            f"The model explains {share:.0%} of the measured iteration; the rest is "
-            "waiting and calls without bytes.",
+            f"The model explains {model / calibration.measured.iteration_s:.0%} of the "
+            "measured iteration; the rest is waiting and calls without bytes.",
         )
     if sensitivity is not None:
-        tables |= sensitivity_tables(sensitivity)
-    screen = [t for t in ("terms", "sensitivity") if t in tables]
+        tables["sensitivity"] = [
+            {"input": input_.replace("_", " "), "elasticity": float(value)}
+            for input_, value in sorted(sensitivity.items(), key=lambda p: -abs(p[1]))
+        ]
     return Result(
         verb="estimate",
         head=head(found.config, name),
         tables=tables,
-        screen=tuple(screen),
+        screen=("terms", *(("sensitivity",) if sensitivity is not None else ())),
         captions={
             "terms": "bytes: sent by the rank that sends most; rate: with latency",
             "sensitivity": "% of the iteration time for 1% of an input",
@@ -178,36 +165,16 @@ def one(
 
 
 def _measured(rows: list[dict[str, Any]], fit: Calibration) -> list[dict[str, Any]]:
-    """Put the terms of a captured run, modeled and measured, beside those of ``rows``.
-
-    ``rows`` may be of another layout.
-    """
-    took = fit.measured
-    of_term = {words: kinds for words, _, kinds in TERMS.values()}
+    """Put modeled and measured terms of a captured run beside rows of any layout."""
+    took, kinds_of = fit.measured, {words: kinds for words, _, kinds in TERMS.values()}
     moving = {k: float(np.median(m.mean(axis=1))) for k, m in took.moving.items()}
     captured = {row["term"]: row["time"] for row in term_rows(fit.predicted)}
     stated = {"compute": took.compute_s, "iteration": took.iteration_s}
     for row in rows:
-        kinds = [k for k in of_term.get(row["term"], ()) if k in moving]
-        measured = sum(moving[k] for k in kinds) if kinds else stated.get(row["term"])
+        own = [moving[k] for k in kinds_of.get(row["term"], ()) if k in moving]
         row["of_captured"] = captured.get(row["term"])
-        row["measured"] = measured
+        row["measured"] = sum(own) if own else stated.get(row["term"])
     return rows
-
-
-def sensitivity_tables(found: Sensitivity) -> dict[str, Any]:
-    """Tabulate elasticities by magnitude, and what conventions change."""
-    order = sorted(found.elasticities.items(), key=lambda pair: -abs(float(pair[1])))
-    return {
-        "sensitivity": [
-            {"input": name.replace("_", " "), "elasticity": float(value)}
-            for name, value in order
-        ],
-        "conventions": [
-            {"convention": name, "change": float(value)}
-            for name, value in found.conventions.items()
-        ],
-    }
 
 
 def several(
@@ -221,26 +188,22 @@ def several(
     ``founds`` are None where a combination is impossible; ``varied`` are the values by
     option.
     """
-    sound = [f for f in founds if f is not None]
-    first, rows = sound[0], []
+    pairs = [(v, f) for v, f in zip(varied, founds, strict=True) if f is not None]
+    first, rows = pairs[0][1], []
     for found, values in zip(founds, varied, strict=True):
-        row = dict(values)
-        row |= figures(found)
-        speedup = None if found is None else float(found.tokens_s / first.tokens_s)
-        each = None
-        if found is not None and speedup is not None:
-            each = speedup * float(first.config.world / found.config.world)
-        rows.append(row | {"speedup": speedup, "efficiency": each})
-    possible = [
-        (row, f) for row, f in zip(varied, founds, strict=True) if f is not None
-    ]
-    ends = (min(possible, key=_time), max(possible, key=_time))
+        row = {**values, **figures(found), "speedup": None, "efficiency": None}
+        if found is not None:
+            row["speedup"] = float(found.tokens_s / first.tokens_s)
+            each = float(first.config.world / found.config.world)
+            row["efficiency"] = row["speedup"] * each
+        rows.append(row)
+    order = sorted(pairs, key=lambda pair: float(pair[1].iteration))
     low, high = (
-        f"{duration(float(f.iteration))} with {named(row)} (communication "
+        f"{duration(float(f.iteration))} with {named(values)} (communication "
         f"{float(f.comm_share):.0%})"
-        for row, f in ends
+        for values, f in (order[0], order[-1])
     )
-    fit = sum(bool(f.fits) for f in sound)
+    left = len(founds) - len(pairs)
     return Result(
         verb="estimate",
         head=name,
@@ -249,58 +212,42 @@ def several(
         captions={"estimates": "speedup: tokens/s over those of the first row"},
         verdict=(
             f"An iteration takes {low} to {high}.",
-            f"{fit} of {len(founds)} fit into memory"
-            f"{f', {len(founds) - len(sound)} impossible' * (None in founds)}.",
+            f"{sum(bool(f.fits) for _, f in pairs)} of {len(founds)} fit into memory"
+            f"{f', {left} impossible' * bool(left)}.",
         ),
         notes=tuple(notes),
         data={"estimates": [None if f is None else facts(f) for f in founds]},
     )
 
 
-def _time(pair: tuple[Any, Estimate]) -> float:
-    return float(pair[1].iteration)
-
-
-def named(values: Mapping[str, Any]) -> str:
-    """Name values of options: "dp 8, zero 1"."""
-    return ", ".join(
-        f"{name.replace('_', ' ')} {value}" for name, value in values.items()
-    )
-
-
 def figures(found: Estimate | None) -> dict[str, Any]:
     """Return the figures of an estimate that stand in a row; None: impossible."""
-    names = ("iteration_time", "tokens_per_s", "comm_share", "bubble_share")
+    names = "iteration_time tokens_per_s comm_share bubble_share memory_needed fits"
     if found is None:
-        return dict.fromkeys((*names, "memory_needed", "fits"))
-    values = (found.iteration, found.tokens_s, found.comm_share, found.bubble_share)
-    row: dict[str, Any] = dict(zip(names, map(float, values), strict=True))
-    return row | {"memory_needed": float(found.memory.total), "fits": bool(found.fits)}
+        return dict.fromkeys(names.split())
+    e = found
+    cells = e.iteration, e.tokens_s, e.comm_share, e.bubble_share, e.memory.total
+    return dict(zip(names.split(), (*map(float, cells), bool(e.fits)), strict=True))
 
 
 def best(found: Search, name: str, notes: Sequence[str] = ()) -> Result:
     """Show the fastest layouts that fit."""
-    times = found.estimate.iteration[found.order]
-    rows = [
-        {"zero_stage" if field == "zero" else field: v for field, v in layout.items()}
-        | figures(found.at(number))
-        for number, layout in enumerate(found.rows(SHOWN))
-    ]
-    for row in rows:  # which fit, times first
-        row.pop("fits")
-    first = ("iteration_time", "tokens_per_s", "memory_needed")
-    rows = [{name: row[name] for name in (*first, *row)} for row in rows]
+    rows = []
+    for number, layout in enumerate(found.rows(SHOWN)):
+        row = figures(found.at(number)) | layout | {"zero_stage": layout["zero"]}
+        order = ("iteration_time", "tokens_per_s", "memory_needed", *DEGREES, *BESIDE)
+        rows.append({n: row[n] for n in (*order, "comm_share", "bubble_share")})
     return Result(
         verb="estimate",
         head=name,
         tables={"best": rows},
         screen=("best",),
         verdict=(
-            f"The fastest takes {duration(float(times[0]))} with "
+            f"The fastest takes {duration(rows[0]['iteration_time'])} with "
             f"{named(layout_row(rows[0]))}; {len(found.order):,} of {found.tried:,} "
-            f"layouts fit into memory.",
+            "layouts fit into memory.",
             f"{found.unranked:,} layouts are within {MODEL_ERROR:.0%} of it, the "
-            f"model's error: they cannot be ranked.",
+            "model's error: they cannot be ranked.",
         ),
         notes=tuple(notes),
         data={"tried": found.tried, "within_error": found.unranked},
@@ -311,8 +258,7 @@ def layout_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of a row of the best layouts that are not the usual ones."""
     usual: dict[str, Any] = {"ep": 1, "cp": 1, "virtual": 1, "zero_stage": 0}
     usual |= {"recompute": "none", "sequence_parallel": False}
-    names = (*DEGREES, *BESIDE, "recompute", "sequence_parallel")
-    return {n: row[n] for n in names if n in row and row[n] != usual.get(n)}
+    return {n: row[n] for n in (*DEGREES, *BESIDE) if row[n] != usual.get(n)}
 
 
 def projection(
@@ -353,36 +299,42 @@ def projection(
 
 
 def terms_chart(
-    founds: Sequence[Estimate], names: Sequence[str], *, title: str, source: str
+    founds: Sequence[Estimate], names: Sequence[str], title: str, source: str
 ) -> Chart:
     """Draw the terms of estimates as stacked bars, one bar per name."""
-    places, left = np.arange(len(names)), np.zeros(len(names))
-    series = []
-    for term, (words, color, _) in TERMS.items():
-        value = np.nan_to_num([float(getattr(found, term)) for found in founds])
-        if value.any():
-            more = {"base": left, "name": words, "color": color, "width": 0.72}
-            series.append(Series(kind="bars", x=value, y=places, **more))
-            left = left + value
+    terms = {
+        words: (np.nan_to_num([float(getattr(f, term)) for f in founds]), color)
+        for term, (words, color, _) in TERMS.items()
+    }
     whole = np.array([float(found.iteration) for found in founds])
-    if (whole < left * (1 - 1e-9)).any():
-        series.append(
-            Series(
-                kind="points",
-                x=whole,
-                y=places,
-                name="T_iter with overlap",
-                color="#000000",
-                symbol="tick",
-                size=18,
-            )
-        )
     labels = [f"{name}: {duration(t)}" for name, t in zip(names, whole, strict=True)]
-    x = Axis(label="iteration time [s]", from_zero=True)
-    y = Axis(names=tuple(labels), reverse=True)
+    return bars_chart(terms, labels, title, source, "iteration time [s]", ends=whole)
+
+
+def bars_chart(
+    parts: Mapping[str, tuple[Any, str]],
+    names: Sequence[str],
+    title: str,
+    source: str,
+    label: str,
+    *,
+    ends: Any = None,
+) -> Chart:
+    """Draw stacked bars, one for each name: ``parts`` are values ``[n]`` and colors.
+
+    ``ends`` ``[n]`` are marked where they differ from the sums.
+    """
+    places, left, series = np.arange(len(names)), np.zeros(len(names)), []
+    for part, (value, color) in parts.items():
+        if np.any(value):
+            more: dict[str, Any] = {"base": left, "name": part, "color": color}
+            series.append(Series(kind="bars", x=value, y=places, width=0.72, **more))
+            left = left + value
+    if ends is not None and not np.allclose(ends, left):
+        more = {"name": "with overlap", "color": "#000000", "symbol": "tick"}
+        series.append(Series(kind="points", x=ends, y=places, size=18, **more))
+    x, y = Axis(label=label, from_zero=True), Axis(names=tuple(names), reverse=True)
+    panel = Panel(x=x, y=y, series=tuple(series))
     return Chart(
-        title=title,
-        source=source,
-        panels=(Panel(x=x, y=y, series=tuple(series)),),
-        height=190 + 32 * len(names),
+        title=title, source=source, panels=(panel,), height=190 + 32 * len(names)
     )

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from moetraffic.arrays import Int64
-from moetraffic.patterns.collectives import collective_matrix
-from moetraffic.patterns.collectives import KNOWN
+from moetraffic.patterns.collectives import KNOWN, collective_matrix
 from moetraffic.result import Result
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace
 from moetraffic.trace.clock import error_ns

@@ -18,12 +18,12 @@ from moetraffic.patterns.matrices import (
     sent_bytes,
     traffic_table,
 )
-from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series, line_colors
+from moetraffic.report.chart import Chart, Rule, line_colors
 from moetraffic.report.heatmaps import byte_unit, matrix_chart
 from moetraffic.result import Result
 from moetraffic.units import byte_size, rank_span
 
-from .estimate import named
+from .estimate import bars_chart, named
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -120,24 +120,17 @@ def kinds_chart(result: Result) -> Chart:
     """Draw bytes between ranks by kind as stacked bars, one for each configuration."""
     frame = result.frame("traffic")
     keys = list(frame.columns[: list(frame.columns).index("traffic")])
-    wide = frame.pivot_table(
+    cells = frame.pivot_table(
         "bytes_between_ranks", keys, "traffic", fill_value=0, sort=False
     )
-    places, left, series = np.arange(len(wide)), np.zeros(len(wide)), []
-    for kind, color in zip(wide, line_colors(len(wide.columns)), strict=True):
-        value = wide[kind].to_numpy() / 1e9
-        more = {"base": left, "name": kind, "color": color, "width": 0.72}
-        series.append(Series(kind="bars", x=value, y=places, **more))
-        left = left + value
-    names = wide.reset_index()[keys].to_dict("records")
-    y = Axis(names=tuple(named(row) for row in names), reverse=True)
-    x = Axis(label="between ranks in an iteration [GB]", from_zero=True)
-    return Chart(
-        title="Bytes between ranks by kind of traffic",
-        source=result.head,
-        panels=(Panel(x=x, y=y, series=tuple(series)),),
-        height=190 + 32 * len(wide),
-    )
+    colors = line_colors(len(cells.columns))
+    parts = {
+        kind: (cells[kind].to_numpy() / 1e9, color)
+        for kind, color in zip(cells, colors, strict=True)
+    }
+    names = [named(row) for row in cells.reset_index()[keys].to_dict("records")]
+    title, label = "Bytes between ranks by kind of traffic", "GB in an iteration"
+    return bars_chart(parts, names, title, result.head, label)
 
 
 def stage_ranks(layout: Layout) -> int:

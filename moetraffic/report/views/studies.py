@@ -54,8 +54,9 @@ def study_charts(result: Result) -> Iterator[tuple[str, Chart]]:
 
         found = preset("gpt-1.3b")
         for p, t, d in ((4, 2, 4), (4, 4, 4), (2, 8, 4)):
-            sizes = {"micro_batch": found.micro_batch, "accumulation": p}
-            layout = Layout(pp=p, tp=t, dp=d, **sizes)
+            layout = Layout(
+                pp=p, tp=t, dp=d, micro_batch=found.micro_batch, accumulation=p
+            )
             pattern = megatron_pattern(found.model, layout, found.gating)
             yield (
                 f"p{p}-t{t}-d{d}",

@@ -224,12 +224,12 @@ def test_evaluation_loses_nothing() -> None:
     [
         ({"site": "nowhere"}, "the site is one of dispatch, combine"),
         ({"pattern": "often"}, "the pattern is one of packets, bursts"),
-        ({"share": 1.0}, "at least 0 and below 1, but is 1.0"),
+        ({"share": 1.0}, "at least 0 and below 1, but is 1"),
         ({"packet_bytes": 8}, "at least 64 bytes, but packet-bytes is 8"),
         ({"burst_packets": 0.5}, "a burst has at least 1 packet"),
         (
             {"pattern": "bursts", "share": 0.9, "burst_packets": 2.0},
-            "bursts of 2.0 packets drop at most 66.7%",
+            "bursts of 2 packets drop at most the share 0.66",
         ),
         (
             {"site": "gradient_sync", "pattern": "lowest_weight"},

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.patterns.collectives import collective_matrix
-from moetraffic.patterns.collectives import wire_bytes
-from moetraffic.patterns.collectives import sizes, traffic_bytes
+from moetraffic.patterns.collectives import (
+    collective_matrix,
+    sizes,
+    traffic_bytes,
+    wire_bytes,
+)
 from moetraffic.replay import make_plan
 from moetraffic.replay.backends.backend import Backend, Call
 from moetraffic.replay.execution import timed_pass
