@@ -744,7 +744,7 @@ FORMATS = "perfetto chakra nccl-tests htsim hpcc eplb csv npz parquet"
 def files_room() -> Cases:
     """Yield exports and imports."""
     from moetraffic import export_trace, import_trace
-    from moetraffic.interop.export import ExportOptions
+    from moetraffic.interop.write import ExportOptions
 
     def exported(name: str, form: str) -> Any:
         trace = open_trace(name)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from moetraffic.generate import generate_trace
     from moetraffic.interop import import_trace
     from moetraffic.interop.anonymization import anonymize
-    from moetraffic.interop.export import export_trace
+    from moetraffic.interop.write import export_trace
     from moetraffic.launch.training import capture_run
     from moetraffic.patterns.time_model import estimate
     from moetraffic.policies.circuits.run_schedule import circuits
@@ -97,7 +97,7 @@ _MODULES = {
     "compare": "moetraffic.analysis",
     "estimate": "moetraffic.patterns.time_model",
     "evaluate": "moetraffic.policies.evaluation",
-    "export_trace": "moetraffic.interop.export",
+    "export_trace": "moetraffic.interop.write",
     "generate_trace": "moetraffic.generate",
     "import_trace": "moetraffic.interop",
     "load_fabric": "moetraffic.fabric.named",

@@ -590,6 +590,12 @@ COLUMNS: dict[str, Column] = {
     ),
     "field": Column("field", "", "", "str", "field of a trace's metadata"),
     "recorded": Column("recorded", "", "", "str", "what the trace records of it"),
+    # ---- export ----------------------------------------------------------------------
+    "format": Column("--to", "", "", "str", "file format of another tool"),
+    "output": Column("-o", "", "", "str", "suffix of the file's name, or a folder"),
+    "contents": Column("contents", "", "", "str", "what a file of the format holds"),
+    "read_by": Column("read by", "", "", "str", "tools that read the format"),
+    "limits": Column("limits", "", "", "str", "what the format cannot represent"),
 }
 
 

@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as arrays
 from moetraffic import data
 from moetraffic.errors import TraceError
 from moetraffic.interop import FORMATS, ImportOptions, import_files
-from moetraffic.interop.export import ExportOptions as What
-from moetraffic.interop.export import export_trace
 from moetraffic.interop.importers import detect
+from moetraffic.interop.write import ExportOptions as What
+from moetraffic.interop.write import export_trace
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace
 
 # ---- Megatron-Core's router traces ------------------------------------------------

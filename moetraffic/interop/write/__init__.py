@@ -1,4 +1,4 @@
-"""Registry of export formats, and the export function."""
+"""Export traces to the file formats of other tools."""
 
 from __future__ import annotations
 
@@ -8,39 +8,32 @@ from pathlib import Path
 from moetraffic.errors import TraceError
 from moetraffic.trace import Trace
 
-from . import (
-    chakra,
-    eplb,
-    exporter,
-    hpcc,
-    htsim,
-    long_table,
-    nccl_tests,
-    numpy_arrays,
-    perfetto,
-)
+from . import chakra, flows, perfetto, tables
 from .exporter import Exported, Exporter, ExportOptions
+
+__all__ = [
+    "EXPORTERS",
+    "ExportOptions",
+    "Exported",
+    "Exporter",
+    "export_trace",
+    "exporter_named",
+    "exporter_names",
+]
 
 ENTRY_POINTS = "moetraffic.exporters"
 
 EXPORTERS: dict[str, Exporter] = {
-    one.name: one
-    for one in (
-        perfetto.EXPORTER,
-        nccl_tests.EXPORTER,
-        chakra.EXPORTER,
-        htsim.EXPORTER,
-        hpcc.EXPORTER,
-        eplb.EXPORTER,
-        long_table.CSV,
-        long_table.PARQUET,
-        numpy_arrays.EXPORTER,
+    exporter.name: exporter
+    for exporter in (
+        *(perfetto.EXPORTER, flows.NCCL_TESTS, chakra.EXPORTER, flows.HTSIM),
+        *(flows.HPCC, tables.EPLB, tables.CSV, tables.PARQUET, tables.NPZ),
     )
 }
 """The built-in formats by name."""
 
 
-def known_exporters() -> tuple[str, ...]:
+def exporter_names() -> tuple[str, ...]:
     """Return the names of all export formats, built-in ones first."""
     others = set(entry_points(group=ENTRY_POINTS).names) - EXPORTERS.keys()
     return (*EXPORTERS, *sorted(others))
@@ -51,15 +44,15 @@ def exporter_named(name: str) -> Exporter:
     if name in EXPORTERS:
         return EXPORTERS[name]
     for point in entry_points(group=ENTRY_POINTS).select(name=name):
-        found = point.load()
-        if not isinstance(found, Exporter):
+        exporter = point.load()
+        if not isinstance(exporter, Exporter):
             raise TraceError(
                 f"an entry point in {ENTRY_POINTS!r} is an Exporter, but {point.value} "
-                f"is a {type(found).__name__}: mend or remove that package"
+                f"is a {type(exporter).__name__}: mend or remove that package"
             )
-        return found
+        return exporter
     raise TraceError(
-        f"a format is one of {', '.join(known_exporters())}, not {name[:40]!r}: choose "
+        f"a format is one of {', '.join(exporter_names())}, not {name[:40]!r}: choose "
         "one with --to"
     )
 
@@ -81,7 +74,7 @@ def export_trace(
     output
         A file, or, for formats of many files, a folder to create.
     format
-        One of :func:`known_exporters`.
+        One of :func:`exporter_names`.
     options
         Selection of calls, and their pace.
     force
@@ -107,10 +100,6 @@ def export_trace(
     ...     print(done.files[0].read_text().splitlines()[0], len(done.lost) > 0)
     Nodes 2 True
     """
-    return exporter.write(
-        exporter_named(format),
-        Trace.open(trace),
-        Path(output),
-        options or ExportOptions(),
-        force=force,
+    return exporter_named(format).export(
+        Trace.open(trace), Path(output), options or ExportOptions(), force=force
     )
