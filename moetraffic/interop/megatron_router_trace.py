@@ -57,7 +57,8 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
     Experts lie on ``options.ep`` ranks in equal parts; without it, the placement is
     unknown.
     """
-    every = [_decisions(file, rank_in_name(file)) for file in files]
+    cut: list[str] = []
+    every = [_decisions(file, rank_in_name(file), cut) for file in files]
     if len({d.rank for d in every}) < len(every):
         raise TraceError(
             "a rank has one router trace, but two of these files are of one rank: "
@@ -101,14 +102,17 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         placed=placed if options.ep else None,
         experts=experts,
         k=topk.pop() if len(topk) == 1 else 0,
-        remarks=() if options.experts else (remark,),
+        remarks=(*cut, *[remark] * (not options.experts)),
     )
 
 
-def _decisions(path: Path, rank: int | None) -> Decisions:
-    """Read the routing decisions of one rank from a router trace."""
+def _decisions(path: Path, rank: int | None, cut: list[str]) -> Decisions:
+    """Read the routing decisions of one rank from a router trace.
+
+    An empty file is that of a rank without experts, such as of a stage of dense layers.
+    """
     found: Decisions | None = None
-    for number, line in enumerate(json_lines(path)):
+    for number, line in enumerate(json_lines(path, cut)):
         step, layer = whole(line.get("step")), whole(line.get("layer"))
         tokens, topk = whole(line.get("num_tokens")), whole(line.get("topk"), 1)
         own = whole(line.get("rank", rank))
@@ -145,9 +149,9 @@ def _decisions(path: Path, rank: int | None) -> Decisions:
         counts = np.bincount(experts.ravel()).astype(np.int32)
         found.made.append((step, block, layer, counts))
         found.topk.add(topk or 0)
-    if found is None:
-        raise wrong(path, "it holds no decision")
-    return found
+    if found is None and rank is None:
+        raise wrong(path, "it holds no decision", "name it like router_trace_rank3")
+    return found or Decisions(rank=rank or 0, source=path.name)
 
 
 def _records(
