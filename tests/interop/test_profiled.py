@@ -357,3 +357,23 @@ def test_a_profile_that_is_merged_from_ranks_is_refused(
     path.write_text(json.dumps(merged))
     with pytest.raises(TraceError, match="merged from several ranks"):
         import_files([path])
+
+
+def test_calls_beside_an_operator_that_still_runs_are_kept(
+    profiled: Path, tmp_path: Path
+) -> None:
+    """Gloo's operators end late: torch writes the next ones as if inside them."""
+    for path in files(profiled, "execution-trace"):
+        written = load(path)
+        before = None
+        for node in sorted(written["nodes"], key=lambda node: node["id"]):
+            if node["name"].startswith("c10d::alltoall"):
+                if before is not None:
+                    node["ctrl_deps"] = before
+                before = node["id"]
+        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(written))
+    _, expected = import_files(files(profiled, "execution-trace"))
+    _, merged = import_files(sorted(tmp_path.glob("et*")))
+    there, here = calls(expected.trace), calls(merged.trace)
+    assert there.keys() == here.keys()
+    assert [v[-2:] for v in there.values()] == [v[-2:] for v in here.values()]
