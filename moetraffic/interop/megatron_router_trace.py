@@ -9,6 +9,7 @@ contain neither the number of experts nor their placement.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ from .json_reader import (
 )
 
 LARGEST_EXPERT = 1 << 16
+ONE_STAGE = "layers as numbered in the files, which number those of a stage (--pp)"
+STAGES = "layers of a pipeline stage counted after the highest one of earlier stages"
 
 
 @dataclass(kw_only=True)
@@ -77,17 +80,25 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         )
     remark = f"the number of experts is not in the files, {seen} were chosen from"
     world = max(options.ranks, max(d.rank for d in every) + 1)
-    ep = options.ep or world
-    if world % ep or (options.ep and experts % ep):
+    if world % options.pp:
         raise TraceError(
-            f"experts lie on ep ranks in equal parts, but ep is {ep}, with {world} "
-            f"ranks and {experts} experts: change --ep, --experts or --ranks"
+            f"pipeline stages have equally many ranks, but --pp is {options.pp}, with "
+            f"{world} ranks: change --pp or --ranks"
         )
-    kind = "ep" if options.ep else "world"
+    stage_ranks = world // options.pp
+    ep = options.ep or stage_ranks
+    if stage_ranks % ep or (options.ep and experts % ep):
+        raise TraceError(
+            f"experts lie on ep ranks in equal parts, but ep is {ep}, with "
+            f"{stage_ranks} ranks and {experts} experts: change --ep, --experts or "
+            "--ranks"
+        )
+    kind = "ep" if options.ep else "world" if options.pp == 1 else "other"
     groups = [
         Group(kind=kind, ranks=tuple(range(first, first + ep)))
         for first in range(0, world, ep)
     ]
+    _number_layers(every, stage_ranks)
     records = _records(every, experts, groups)
     layers = {c.layer for r in records for c in r.calls}
     placed = {
@@ -103,7 +114,28 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         experts=experts,
         k=topk.pop() if len(topk) == 1 else 0,
         remarks=(*cut, *[remark] * (not options.experts)),
+        inferred=(STAGES if options.pp > 1 else ONE_STAGE,),
     )
+
+
+def _number_layers(every: Sequence[Decisions], stage_ranks: int) -> None:
+    """Count the layers of a pipeline stage after those of earlier stages.
+
+    A file numbers the layers of its stage from 0 on; stages are consecutive ranks.
+    """
+    last: dict[int, int] = defaultdict(int)  # by stage
+    for decisions in every:
+        for _, (block, _), layer, _ in decisions.made:
+            if block == "decoder":
+                stage = decisions.rank // stage_ranks
+                last[stage] = max(last[stage], layer + 1)
+    for decisions in every:
+        stage = decisions.rank // stage_ranks
+        first = sum(count for before, count in last.items() if before < stage)
+        decisions.made = [
+            (step, block, layer + first * (block[0] == "decoder"), counts)
+            for step, block, layer, counts in decisions.made
+        ]
 
 
 def _decisions(path: Path, rank: int | None, cut: list[str]) -> Decisions:

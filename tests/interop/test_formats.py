@@ -95,6 +95,26 @@ def test_wrong_decisions_are_refused(tmp_path: Path, line: str, said: str) -> No
         import_files([path])
 
 
+def test_layers_of_pipeline_stages_follow_each_other(tmp_path: Path) -> None:
+    """Two stages of two ranks and two layers, each of which has other experts."""
+    for rank in range(4):
+        stage = rank // 2
+        lines = [decision(0, layer, rank, [[stage * 2 + layer] * 2]) for layer in (0, 1)]
+        (tmp_path / f"router_trace_rank{rank}.jsonl").write_text("".join(lines))
+    files = sorted(tmp_path.iterdir())
+    _, merged = import_files(files, options=ImportOptions(experts=4, ep=2, pp=2))
+    trace = merged.trace
+    assert trace.layers == (0, 1, 2, 3)
+    for layer in range(4):
+        demand = trace.demand(trace.find(operation=ROUTING, layer=layer))
+        assert demand.sum(axis=(0, 1)).tolist() == [4 * (e == layer) for e in range(4)]
+    _, merged = import_files(files, options=ImportOptions(experts=4))
+    assert merged.trace.layers == (0, 1)
+    assert "which number those of a stage (--pp)" in merged.trace.meta.inferred
+    with pytest.raises(TraceError, match="--pp is 3, with 4 ranks"):
+        import_files(files, options=ImportOptions(experts=4, pp=3))
+
+
 def test_a_cut_last_decision_is_missing_and_an_empty_file_has_none(
     tmp_path: Path,
 ) -> None:
