@@ -38,39 +38,33 @@ def _cable(graph: nx.Graph, one: str, other: str, rate: float, cost: int = 1) ->
 
 def _attach(graph: nx.Graph, hosts: Hosts, some: Iterable[int], switch: str) -> None:
     """Connect all NICs of some hosts to one switch."""
-    for host in some:
-        for nic in range(hosts.nics):
-            _cable(graph, nic_name(host, nic), switch, hosts.nic_bytes_s)
+    for host, nic in product(some, range(hosts.nics)):
+        _cable(graph, nic_name(host, nic), switch, hosts.nic_bytes_s)
 
 
-def _halves(what: str, number: int) -> str:
-    """Name the halves of numbered parts of a network.
+def _half(what: str, number: int, size: int, switches: Sequence[str] = ()) -> list[Cut]:
+    """Cut numbered parts of ``size`` hosts each into halves; none if there is one.
 
     Examples
     --------
-    >>> _halves("leaf", 2), _halves("host", 5)
-    ('leaf0 against leaf1', 'host0 to host1 against host2 to host4')
+    >>> _half("leaf", 5, 2)[0].name
+    'leaf0 to leaf1 against leaf2 to leaf4'
     """
     half = number // 2
-    spans = ((0, half - 1), (half, number - 1))
-    return " against ".join(
-        f"{what}{first}" + f" to {what}{last}" * (last > first) for first, last in spans
+    if not half:
+        return []
+    name = " against ".join(
+        f"{what}{first}" + f" to {what}{last}" * (last > first)
+        for first, last in ((0, half - 1), (half, number - 1))
     )
-
-
-def _half_of_hosts(hosts: Hosts) -> dict[str, list[Cut]]:
-    """Cut hosts under the same switches into halves."""
-    if hosts.number < 2:
-        return {}
-    name = _halves("host", hosts.number)
-    return {"bisection": [Cut(name=name, hosts=range(hosts.number // 2))]}
+    return [Cut(name=name, hosts=range(half * size), switches=switches)]
 
 
 def single_switch(hosts: Hosts) -> Network:
     """Build a network with all NICs on one non-blocking switch."""
     graph = nx.Graph()
     _attach(graph, hosts, range(hosts.number), "switch")
-    cuts = _half_of_hosts(hosts)
+    cuts = {"bisection": _half("host", hosts.number, 1)}
     return Network.from_graph(graph, hosts=hosts, name="single switch", cuts=cuts)
 
 
@@ -79,19 +73,9 @@ def leaf_spine(
 ) -> Network:
     """Build a leaf-spine network in which each leaf connects to every spine.
 
-    The capacity of the NICs on a leaf is ``oversubscription`` times that of its
-    uplinks.
-
-    Parameters
-    ----------
-    hosts
-        Hosts, the same number on each leaf.
-    leaves
-        Number of leaf switches.
-    oversubscription
-        At 1 the network is rearrangeably non-blocking.
-    spines
-        Number of spine switches; 0: chosen so that an uplink matches a NIC.
+    Every leaf has as many hosts.  The capacity of its NICs is ``oversubscription``
+    times that of its uplinks; at 1 the network is rearrangeably non-blocking.  Without
+    a number of ``spines``, an uplink matches a NIC.
 
     Raises
     ------
@@ -100,27 +84,21 @@ def leaf_spine(
     """
     size = _share(hosts, leaves, "leaves")
     down = size * hosts.nics * hosts.nic_bytes_s
-    graph = nx.Graph()
-    spine = _spines(graph, down, hosts, oversubscription, spines)
+    graph, spine = _spines(down, hosts, oversubscription, spines)
     names = [f"leaf{number}" for number in range(leaves)]
-    below = [range(n * size, (n + 1) * size) for n in range(leaves)]
-    for leaf, some in zip(names, below, strict=True):
-        graph.add_node(leaf)
+    cuts = []
+    for number, leaf in enumerate(names):
+        some = range(number * size, (number + 1) * size)
         _attach(graph, hosts, some, leaf)
-        for other in spine:
-            _cable(graph, leaf, other, down / oversubscription / len(spine))
-    cuts = {
-        "leaf": [
-            Cut(name=leaf, hosts=some, switches=[leaf])
-            for leaf, some in zip(names, below, strict=True)
-        ],
-        **_half_of_hosts(hosts),
-    }
-    if half := leaves // 2:
-        name, some = _halves("leaf", leaves), range(half * size)
-        cuts["bisection"] = [Cut(name=name, hosts=some, switches=names[:half])]
-    name = f"leaf-spine {oversubscription:g}:1"
-    return Network.from_graph(graph, hosts=hosts, name=name, cuts=cuts)
+        _uplinks(graph, leaf, spine, down / oversubscription)
+        cuts.append(Cut(name=leaf, hosts=some, switches=[leaf]))
+    half = _half("leaf", leaves, size, names[: leaves // 2])
+    return Network.from_graph(
+        graph,
+        hosts=hosts,
+        name=f"leaf-spine {oversubscription:g}:1",
+        cuts={"leaf": cuts, "bisection": half or _half("host", hosts.number, 1)},
+    )
 
 
 def rail_optimized(
@@ -133,26 +111,14 @@ def rail_optimized(
 ) -> Network:
     """Build a rail-optimized network: NIC i of all hosts of a pod shares a leaf.
 
-    Each leaf connects to every spine.  With ``rail`` forwarding, traffic within a pod
-    stays on its rail.
-
-    Parameters
-    ----------
-    hosts
-        Hosts, the same number in each pod; each NIC of a host is on one rail.
-    pods
-        Number of pods: groups of hosts that share their leaves.
-    oversubscription, spines
-        As in :func:`leaf_spine`.
-    forwarding
-        "rail" or "own"; with "own", traffic between different rails crosses the spines.
+    Each leaf connects to every spine, as in :func:`leaf_spine`.  With ``rail``
+    forwarding, traffic within a pod stays on its rail; with ``own``, traffic between
+    different rails crosses the spines.
     """
     size = _share(hosts, pods, "pods")
     down = size * hosts.nic_bytes_s
-    graph = nx.Graph()
-    spine = _spines(graph, down, hosts, oversubscription, spines)
-    cuts = _half_of_hosts(hosts)
-    pod_cuts, below = [], list[str]()
+    graph, spine = _spines(down, hosts, oversubscription, spines)
+    cuts, below = [], list[str]()
     for pod in range(pods):
         some = range(pod * size, (pod + 1) * size)
         before = f"pod{pod}." if pods > 1 else ""
@@ -161,17 +127,16 @@ def rail_optimized(
         for nic, rail in enumerate(rails):
             for host in some:
                 _cable(graph, nic_name(host, nic), rail, hosts.nic_bytes_s)
-            for other in spine:
-                _cable(graph, rail, other, down / oversubscription / len(spine))
-        pod_cuts.append(Cut(name=f"pod{pod}", hosts=some, switches=rails))
+            _uplinks(graph, rail, spine, down / oversubscription)
+        cuts.append(Cut(name=f"pod{pod}", hosts=some, switches=rails))
         below += rails * (pod < pods // 2)
-    if pods > 1:
-        name, some = _halves("pod", pods), range(pods // 2 * size)
-        half = [Cut(name=name, hosts=some, switches=below)]
-        cuts = {"pod": pod_cuts, "bisection": half}
-    name = f"rail-optimized, {oversubscription:g}:1"
+    half = _half("pod", pods, size, below) or _half("host", hosts.number, 1)
     return Network.from_graph(
-        graph, hosts=hosts, name=name, cuts=cuts, forwarding=forwarding
+        graph,
+        hosts=hosts,
+        name=f"rail-optimized, {oversubscription:g}:1",
+        cuts={"pod": cuts if pods > 1 else [], "bisection": half},
+        forwarding=forwarding,
     )
 
 
@@ -180,15 +145,7 @@ def fat_tree(hosts: Hosts, *, k: int) -> Network:
 
     It has k pods of k/2 edge and k/2 aggregation switches and (k/2)^2 cores: 5 k^2/4
     switches for k^3/4 NICs, at full bisection.  Aggregation switch a of a pod reaches
-    the cores a k/2 to (a + 1) k/2 - 1.
-
-    Parameters
-    ----------
-    hosts
-        At most k^3/4 NICs; they fill the edge switches one after another, a host's
-        NICs on neighboring ports.
-    k
-        Ports per switch, even.
+    the cores a k/2 to (a + 1) k/2 - 1.  Hosts fill the edge switches one after another.
     """
     half, ports, nics = k // 2, k**3 // 4, hosts.number * hosts.nics
     if k < 2 or k % 2:
@@ -201,62 +158,46 @@ def fat_tree(hosts: Hosts, *, k: int) -> Network:
             f"a fat-tree of {k}-port switches takes {ports} NICs, but there are "
             f"{nics}: choose a larger k (--ports)"
         )
-    graph = nx.Graph()
-    for pod in range(k):
-        graph.add_nodes_from(f"pod{pod}.edge{at}" for at in range(half))
-        for at in range(half):
-            for below in range(half):
-                edge, above = f"pod{pod}.edge{below}", f"pod{pod}.agg{at}"
-                graph.add_node(above)
-                _cable(graph, edge, above, hosts.nic_bytes_s)
-    for core in range(half * half):
-        for pod in range(k):
-            graph.add_node(f"core{core}")
-            above = f"pod{pod}.agg{core // half}"
-            _cable(graph, above, f"core{core}", hosts.nic_bytes_s)
+    graph, rate = nx.Graph(), hosts.nic_bytes_s
+    kinds = ("edge", "agg")
+    switches = [
+        [f"pod{pod}.{kind}{at}" for kind in kinds for at in range(half)]
+        for pod in range(k)
+    ]
+    for pod in switches:
+        graph.add_nodes_from(pod)
+        for above, edge in product(pod[half:], pod[:half]):
+            _cable(graph, edge, above, rate)
+    for core, pod in product(range(half * half), switches):
+        _cable(graph, pod[half + core // half], f"core{core}", rate)
     pods_of: list[set[int]] = [set() for _ in range(hosts.number)]
     for number in range(nics):
         host, nic = divmod(number, hosts.nics)
-        pod, at = divmod(number // half, half)
-        pods_of[host].add(pod)
-        _cable(graph, nic_name(host, nic), f"pod{pod}.edge{at}", hosts.nic_bytes_s)
-    switches = [
-        [f"pod{pod}.{kind}{at}" for kind in ("edge", "agg") for at in range(half)]
-        for pod in range(k)
-    ]
-    cuts = _half_of_hosts(hosts)  # hosts that do not fill it have full bisection, too
-    pod_cuts = []
-    for pod in range(k):
-        some = [host for host, pods in enumerate(pods_of) if pods == {pod}]
+        at = number // half // half
+        pods_of[host].add(at)
+        edge = switches[at][number // half % half]
+        _cable(graph, nic_name(host, nic), edge, rate)
+    cuts = []
+    for at, pod in enumerate(switches):
+        some = [host for host, pods in enumerate(pods_of) if pods == {at}]
         if some:
-            pod_cuts.append(Cut(name=f"pod{pod}", hosts=some, switches=switches[pod]))
+            cuts.append(Cut(name=f"pod{at}", hosts=some, switches=pod))
+    bisection = _half("host", hosts.number, 1)  # full, too, where hosts do not fill it
     first = [host for host, pods in enumerate(pods_of) if max(pods) < half]
     if 0 < len(first) < hosts.number:
-        inside = [name for pod in switches[:half] for name in pod]
-        named = Cut(name=_halves("pod", k), hosts=first, switches=inside)
-        cuts["bisection"] = [named, *cuts["bisection"]]
-    cuts = {"pod": pod_cuts, **cuts} if pod_cuts else cuts
-    return Network.from_graph(graph, hosts=hosts, name=f"fat-tree, k = {k}", cuts=cuts)
+        below = [name for pod in switches[:half] for name in pod]
+        name = _half("pod", k, 1)[0].name
+        bisection.insert(0, Cut(name=name, hosts=first, switches=below))
+    families = {"pod": cuts, "bisection": bisection}
+    name = f"fat-tree, k = {k}"
+    return Network.from_graph(graph, hosts=hosts, name=name, cuts=families)
 
 
 def torus(hosts: Hosts, *, shape: Sequence[int]) -> Network:
     """Build a torus: a grid of routers with wraparound links and one host per router.
 
-    Each NIC connects to its router with the total capacity of the router's other links.
-    Rings of two routers have one cable, not two.
-
-    Parameters
-    ----------
-    hosts
-        One host per grid position; the last dimension varies fastest.  All NICs of a
-        host connect to its router.
-    shape
-        Length of each dimension.
-
-    Raises
-    ------
-    FabricError
-        If the product of the shape is not the number of hosts.
+    The last dimension varies fastest.  Each NIC connects to its router with the total
+    capacity of the router's other links.  Rings of two routers have one cable, not two.
     """
     text = "x".join(map(str, shape))
     if not shape or min(shape) < 1 or prod(shape) != hosts.number:
@@ -265,30 +206,28 @@ def torus(hosts: Hosts, *, shape: Sequence[int]) -> Network:
             f"{prod(shape)} hosts, and there are {hosts.number}: choose lengths whose "
             f"product is {hosts.number}"
         )
-    places = list(product(*map(range, shape)))
-    routers = ["node" + ".".join(map(str, place)) for place in places]
-    degree = sum(min(length - 1, 2) for length in shape)
+    router_at = {
+        place: "node" + ".".join(map(str, place))
+        for place in product(*map(range, shape))
+    }
+    routers = list(router_at.values())
+    degree = max(1, sum(min(length - 1, 2) for length in shape))
     graph = nx.Graph()
-    for host, router in enumerate(routers):
-        graph.add_node(router)
-        for nic in range(hosts.nics):
-            rate = max(1, degree) * hosts.nic_bytes_s
-            _cable(graph, nic_name(host, nic), router, rate)
-    router_at = dict(zip(places, routers, strict=True))
+    for host, nic in product(range(hosts.number), range(hosts.nics)):
+        rate = degree * hosts.nic_bytes_s
+        _cable(graph, routers[host], nic_name(host, nic), rate)
+    for (place, router), (axis, length) in product(router_at.items(), enumerate(shape)):
+        if length > 2 or (length == 2 and place[axis] == 0):
+            ahead = (place[axis] + 1) % length
+            beyond = router_at[(*place[:axis], ahead, *place[axis + 1 :])]
+            _cable(graph, router, beyond, hosts.nic_bytes_s)
     cuts = []
-    for place, router in router_at.items():
-        for axis, length in enumerate(shape):
-            if length > 2 or (length == 2 and place[axis] == 0):
-                ahead = (place[axis] + 1) % length
-                beyond = (*place[:axis], ahead, *place[axis + 1 :])
-                _cable(graph, router, router_at[beyond], hosts.nic_bytes_s)
     for axis, length in enumerate(shape):
-        if half := length // 2:
-            inside = [h for h, place in enumerate(places) if place[axis] < half]
-            name = f"{'xyzuvw'[axis] if axis < 6 else axis} below {half}"
-            switches = [routers[host] for host in inside]
-            cuts.append(Cut(name=name, hosts=inside, switches=switches))
-    families = {"bisection": cuts} if cuts else {}
+        inside = [h for h, place in enumerate(router_at) if place[axis] < length // 2]
+        name = f"{'xyzuvw'[axis] if axis < 6 else axis} below {length // 2}"
+        below = [routers[host] for host in inside]
+        cuts += [Cut(name=name, hosts=inside, switches=below)] * bool(inside)
+    families = {"bisection": cuts}
     return Network.from_graph(graph, hosts=hosts, name=f"torus {text}", cuts=families)
 
 
@@ -297,19 +236,9 @@ def dragonfly(
 ) -> Network:
     """Build a dragonfly: fully connected routers in groups, all groups connected.
 
+    ``hosts_a_router`` p, ``routers`` a of a group, and ``global_links`` h of a router.
     Global port k of group i leads to group i + 1 + k (the "consecutive" wiring), and
     with fewer than ``a h + 1`` groups, groups are joined by several cables each.
-
-    Parameters
-    ----------
-    hosts
-        Hosts, the same number in each group.
-    hosts_a_router
-        p: hosts per router, each with all its NICs.
-    routers
-        a: routers per group.
-    global_links
-        h: global links per router.
 
     Raises
     ------
@@ -331,16 +260,15 @@ def dragonfly(
             f"{ports} global links a group reach {ports} other groups, but there are "
             f"{groups} groups: give larger groups or more global links"
         )
-    graph, rate = nx.Graph(), hosts.nic_bytes_s
+    graph, rate, others = nx.Graph(), hosts.nic_bytes_s, groups - 1
     inside = [[f"group{g}.router{a}" for a in range(routers)] for g in range(groups)]
-    graph.add_nodes_from(router for group in inside for router in group)
+    every = [router for members in inside for router in members]
+    graph.add_nodes_from(every)
     for host in range(hosts.number):
-        group, at = divmod(host // hosts_a_router, routers)
-        _attach(graph, hosts, [host], inside[group][at])
+        _attach(graph, hosts, [host], every[host // hosts_a_router])
     for members in inside:
         for one, other in combinations(members, 2):
             _cable(graph, one, other, rate)
-    others = groups - 1
     for group in range(groups):
         for port in range(ports // others * others if others else 0):
             turn, ahead = divmod(port, others)
@@ -350,50 +278,48 @@ def dragonfly(
                 one = inside[group][port // global_links]
                 other = inside[far][back // global_links]
                 _cable(graph, one, other, rate, GLOBAL_COST)
-    cuts = {
-        "group": [
-            Cut(
-                name=f"group{g}",
-                hosts=range(g * size, (g + 1) * size),
-                switches=inside[g],
-            )
-            for g in range(groups)
-        ]
-    }
-    if half := groups // 2:
-        switches = [router for group in inside[:half] for router in group]
-        name, some = _halves("group", groups), range(half * size)
-        cuts["bisection"] = [Cut(name=name, hosts=some, switches=switches)]
-    name = (
-        f"dragonfly, {groups} groups of {routers} routers with {hosts_a_router} hosts"
+    cuts = [
+        Cut(name=f"group{g}", hosts=range(g * size, (g + 1) * size), switches=members)
+        for g, members in enumerate(inside)
+    ]
+    half = _half("group", groups, size, every[: groups // 2 * routers])
+    return Network.from_graph(
+        graph,
+        hosts=hosts,
+        name=f"dragonfly, {groups} groups of {routers} routers with {hosts_a_router} "
+        "hosts",
+        cuts={"group": cuts, "bisection": half},
     )
-    return Network.from_graph(graph, hosts=hosts, name=name, cuts=cuts)
 
 
 def _share(hosts: Hosts, parts: int, name: str) -> int:
     """Return the number of hosts per part, or raise if they do not divide evenly."""
     at_least(1, parts, f"number of {name} (--leaves)")
-    if hosts.number % parts:
-        are, remedy = (
-            f"are {hosts.number} hosts",
-            f"a divisor of {hosts.number} (--leaves)",
-        )
+    size, rest = divmod(hosts.number, parts)
+    if rest:
+        are, remedy = f"are {hosts.number} hosts", f"a divisor of {hosts.number}"
         if hosts.number == 1:
             are, remedy = "is 1 host", "1, or have fewer ranks on each of more hosts"
         raise FabricError(
             f"{name} share the hosts evenly, but there {are} for {parts} {name}: "
             f"choose {remedy}"
         )
-    return hosts.number // parts
+    return size
 
 
 def _spines(
-    graph: nx.Graph, down: float, hosts: Hosts, oversubscription: float, spines: int
-) -> list[str]:
-    """Add the spines: as many as given, or so that an uplink matches a NIC."""
+    down: float, hosts: Hosts, oversubscription: float, spines: int
+) -> tuple[nx.Graph, list[str]]:
+    """Begin with the spines: as many as given, or so that an uplink matches a NIC."""
     positive(oversubscription, "oversubscription")
     at_least(0, spines, "spines")
     fitting = round(down / hosts.nic_bytes_s / oversubscription)
-    names = [f"spine{number}" for number in range(spines or max(1, fitting))]
+    graph, names = nx.Graph(), [f"spine{n}" for n in range(spines or max(1, fitting))]
     graph.add_nodes_from(names)
-    return names
+    return graph, names
+
+
+def _uplinks(graph: nx.Graph, leaf: str, spine: Sequence[str], rate: float) -> None:
+    """Divide the capacity of a leaf's uplinks evenly over the spines."""
+    for other in spine:
+        _cable(graph, leaf, other, rate / len(spine))

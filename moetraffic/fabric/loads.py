@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Bool, Float64
+from moetraffic.arrays import Float64
 from moetraffic.errors import FabricError
 
 from .routing import Routes
@@ -114,20 +114,15 @@ def transfer_seconds(routes: Routes, matrices: npt.ArrayLike) -> Float64:
     return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
 
 
-def ties(times: npt.ArrayLike, longest: npt.ArrayLike) -> Bool:
-    """Return whether times are the longest; even loads may differ by rounding."""
-    return np.asarray(np.isclose(times, longest, rtol=1e-9, atol=0))
-
-
 def limit_times(network: Network, matrices: npt.ArrayLike, name: str) -> Float64:
     """Compute the time of each port, rank or cut of a bound, ``[..., n]`` seconds.
 
-    Cuts are in the order of ``network.cuts``, each in the larger direction.
+    Cuts are in the order of ``network.cuts``; they and ranks have the larger direction.
     """
     given = np.asarray(byte_matrices(matrices, network.ranks), np.float64)
     given = np.where(np.eye(network.ranks, dtype=bool), 0, given)
     times = np.asarray(_product(given, network.ranks, network.limits[name]), np.float64)
-    if name.startswith("cut "):
+    if name != "port":
         times = times.reshape(*times.shape[:-1], -1, 2).max(axis=-1)
     return times
 

@@ -273,7 +273,7 @@ class Network:
             cost=np.array(
                 [c for _, _, c in whole.edges(data="cost", default=1)], float
             ),
-            cuts={"host": around, **(cuts or {})},
+            cuts={"host": around, **{f: c for f, c in (cuts or {}).items() if c}},
             forwarding=forwarding,
         )
         sends = np.bincount(made.tail[made.at_nic], minlength=len(nodes))
@@ -305,6 +305,11 @@ class Network:
         return replace(self, capacity=capacity)
 
     # ---- names and numbers ---------------------------------------------------------
+
+    @property
+    def failed_links(self) -> list[str]:
+        """Names of the links at 0 bytes/s."""
+        return [self.links[link] for link in np.flatnonzero(self.capacity == 0)]
 
     @property
     def ranks(self) -> int:
@@ -506,49 +511,37 @@ class Network:
         """Seconds that a byte of a pair takes of each port, rank and cut.
 
         ``[W*W, n]`` by name: ``port``, ``rank``, ``cut host`` and further families; of
-        a cut first out, then in.  See :func:`moetraffic.fabric.loads.bounds`.
+        a rank and a cut first out, then in.  See :func:`moetraffic.fabric.bounds`.
         """
         ranks, host = self.ranks, self.host_of_rank
-        pair = np.arange(ranks * ranks)
-        s, d = pair // ranks, pair % ranks
-        apart = s != d
+        inside = np.eye(ranks, dtype=bool)  # ranks within each side, [n, W]
         node, size = self.slot_nodes[self.slots], len(self.nodes)
         out = np.bincount(self.tail, self.capacity, size)[node]
         back = np.bincount(self.head, self.capacity, size)[node]
+        sides = {"rank": (inside, np.stack((out, back), axis=1))}
+        for family, cuts in self.cuts.items():
+            within = np.array([np.isin(host, np.asarray(c.hosts, int)) for c in cuts])
+            sides[f"cut {family}"] = within, np.array([*map(self.crossing, cuts)])
         with np.errstate(divide="ignore"):
             seconds = np.where(self.capacity > 0, 1 / self.capacity, 0)
-            port = self.ends[0].astype(np.float64) * seconds
-            found = {"port": csr_array(port)}
-            found["rank"] = csr_array(
-                (
-                    np.concatenate(((1 / out)[s[apart]], (1 / back)[d[apart]])),
-                    (np.tile(pair[apart], 2), np.append(s[apart], d[apart] + ranks)),
-                ),
-                shape=(len(pair), 2 * ranks),
-            )
-            for family, cuts in self.cuts.items():
-                rows, columns, values = [], [], []
-                for number, cut in enumerate(cuts):
-                    inside = np.isin(host, np.asarray(cut.hosts, int))
-                    for way, (a, b, room) in enumerate(
-                        zip((s, d), (d, s), self.crossing(cut), strict=True)
-                    ):
-                        crosses = np.flatnonzero(inside[a] & ~inside[b])
-                        rows.append(crosses)
-                        columns.append(np.full(len(crosses), 2 * number + way))
-                        values.append(np.full(len(crosses), 1 / np.float64(room)))
-                found[f"cut {family}"] = csr_array(
-                    (
-                        np.concatenate(values),
-                        (np.concatenate(rows), np.concatenate(columns)),
-                    ),
-                    shape=(len(pair), 2 * len(cuts)),
-                )
+            found = {"port": csr_array(self.ends[0].astype(np.float64) * seconds)}
+            for name, (within, rates) in sides.items():
+                columns = []
+                for members, both in zip(within, 1 / rates, strict=True):
+                    one, other = np.flatnonzero(members), np.flatnonzero(~members)
+                    for s, d, time in ((one, other, both[0]), (other, one, both[1])):
+                        columns.append(((s[:, None] * ranks + d).ravel(), time))
+                rows = np.concatenate([row for row, _ in columns])
+                sizes = [len(row) for row, _ in columns]
+                values = np.repeat([time for _, time in columns], sizes)
+                column = np.repeat(np.arange(len(columns)), sizes)
+                shape = ranks * ranks, len(columns)
+                found[name] = csr_array((values, (rows, column)), shape=shape)
         return found
 
     def no_path(self, one: str, other: str) -> FabricError:
         """Return the error of two nodes without a path between them."""
-        failed = [self.links[at] for at in np.flatnonzero(self.capacity == 0)]
+        failed = self.failed_links
         why, remedy = "", "give it spines or global links"
         if failed:
             more = f" and {len(failed) - 3} others" * (len(failed) > 3)
