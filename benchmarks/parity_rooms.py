@@ -459,24 +459,31 @@ def statistics(result: Any) -> Iterator[tuple[str, Any]]:
 
 def fabric_room() -> Cases:
     """Yield link loads, times and bounds on networks."""
-    from moetraffic import load_fabric
     from moetraffic.analysis.times.traffic import world_matrices
-    from moetraffic.fabric.assessment import assess
+    from moetraffic.fabric import assess, collisions, load_fabric, route
 
     def assessed(name: str, label: str, routing: str) -> Any:
         trace, (topology, options) = open_trace(name), INPUTS["networks"][label]
         traffic = world_matrices(trace, trace.iterations[:4].tolist())
         network = load_fabric(topology, trace.meta.world, capacity="100Gbps", **options)
-        found = assess(network, network.slots, traffic, routing=routing)
-        links = found.to_frame().sort_values(["source", "destination", "matrix"])
+        data = assess(network, traffic, routing=routing)
+        links = data.frame("loads")
+        links[["source", "destination"]] = links.link.str.split(" -> ", expand=True)
+        links = links.sort_values(["source", "destination", "iteration"])
+        sets = []
+        if routing == "ecmp":
+            sets = collisions(route(network), traffic)
         return {
-            **fields(found, "bottleneck_s bound_s ideal_s bytes_between_hosts"),
+            "bottleneck_s": data.data["bottleneck_s"],
+            "bound_s": data.data["same_nics_bound_s"],
+            "ideal_s": data.data["even_split_s"],
+            "bytes_between_hosts": data.data["bytes_between_hosts"],
             "matrices": traffic,
-            "links": found.loads.shape[1],
+            "links": len(network.links),
             "loads": links.bytes.to_numpy(float),
             "times": links.time_s.to_numpy(float),
-            "bounds": found.bounds_s,
-            "collisions": len(found.collisions),
+            "bounds": data.data["bounds_s"],
+            "collisions": len(sets),
         }
 
     for name in ("run-top2-unbalanced", "run-top8-balanced", "own-settings", "ep16"):
@@ -494,8 +501,8 @@ exchanges served_share reconfigurations moved_experts moved_bytes load_imbalance
 
 def policies_room() -> Cases:
     """Yield completion times of policies, and circuit schedules."""
-    from moetraffic import circuits, evaluate
-    from moetraffic.policies.service.networks import networks_of
+    from moetraffic import circuits
+    from moetraffic.policies.evaluate import evaluate
 
     def evaluated(
         name: str, policies: str, timing: Mapping[str, int], networks: Mapping[str, Any]
@@ -503,16 +510,16 @@ def policies_room() -> Cases:
         found = evaluate(
             file_of(name),
             policies,
-            networks=networks_of(open_trace(name).meta.world, **networks),
+            **networks,
             forecasters=("persistence", "mean", "oracle"),
             iterations=range(32),
             layers=[1, 2],
             most=8,
             **timing,
         )
-        return {"failures": found.failures} | {
+        return {"failures": found.data["failures"]} | {
             f"{row['policy']}/{row['forecaster']}": {s: row[s] for s in SCORES.split()}
-            for row in found.to_frame().to_dict("records")
+            for row in found.rows("scores")
         }
 
     def scheduled(name: str) -> Any:

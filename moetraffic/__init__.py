@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from moetraffic.interop.write import export_trace
     from moetraffic.launch.training import capture_run
     from moetraffic.patterns.time_model import estimate
-    from moetraffic.policies.circuits.run_schedule import circuits
-    from moetraffic.policies.evaluation import evaluate
+    from moetraffic.policies.evaluate import evaluate
+    from moetraffic.policies.schedule import circuits
     from moetraffic.replay import replay_trace
     from moetraffic.report.page import write_report
     from moetraffic.trace import Trace
@@ -93,10 +93,10 @@ _MODULES = {
     "analyze": "moetraffic.analysis",
     "anonymize": "moetraffic.interop.anonymization",
     "capture_run": "moetraffic.launch.training",
-    "circuits": "moetraffic.policies.circuits.run_schedule",
+    "circuits": "moetraffic.policies.schedule",
     "compare": "moetraffic.analysis",
     "estimate": "moetraffic.patterns.time_model",
-    "evaluate": "moetraffic.policies.evaluation",
+    "evaluate": "moetraffic.policies.evaluate",
     "export_trace": "moetraffic.interop.write",
     "generate_trace": "moetraffic.generate",
     "import_trace": "moetraffic.interop",

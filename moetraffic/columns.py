@@ -489,6 +489,130 @@ COLUMNS: dict[str, Column] = {
     "largest_flows_number_share": Column(
         "share of flows", ".1%", "share", "float64", "the largest flows, at least one"
     ),
+    # ---- networks --------------------------------------------------------------------
+    "quantity": Column("", "", "", "str", "what a time or amount is of"),
+    "mean_s": Column("mean", "s", "s", "float64", "mean over iterations"),
+    "max_s": Column("max", "s", "s", "float64", "largest of all iterations"),
+    "where": Column("where", "", "", "str", "links or cuts, as text"),
+    "bound": Column("lower bound", "", "", "str", "port, rank or family of cuts"),
+    "bound_s": Column("bound", "s", "s", "float64", "largest lower bound, mean"),
+    "holds_for": Column("holds for", "", "", "str", "routings that it bounds"),
+    "link": Column("link", "", "", "str", "directed link, or several as text"),
+    "links": Column("links", "", "", "str", "set of equal-cost links of one switch"),
+    "capacity_bytes_s": Column(
+        "capacity", "bit/s", "bytes/s", "float64", "rate of the link, one way"
+    ),
+    "mean_bytes": Column("mean bytes", "bytes", "bytes", "float64", "an iteration"),
+    "slowest_in": Column(
+        "slowest in", "d", "", "int64", "iterations in which it is the slowest link"
+    ),
+    "time_s": Column("time", "s", "s", "float64", "bytes over capacity"),
+    "flows": Column("flows", ".3g", "", "float64", "hashed over the set, mean"),
+    "max_flows": Column("most on one", ".3g", "", "float64", "flows of a link, mean"),
+    "expected_max_flows": Column(
+        "expected", ".3g", "", "float64", "most flows on one link by random hashing"
+    ),
+    "no_collision": Column(
+        "P(no collision)", ".2g", "", "float64", "probability by random hashing"
+    ),
+    "over_even": Column(
+        "bytes over even", ".3f", "", "float64", "fullest link over an even split"
+    ),
+    "has_slowest": Column(
+        "slowest link", "", "", "bool", "whether the slowest link is in the set"
+    ),
+    "failed": Column("failed", "", "", "str", "cable whose both directions fail"),
+    "over_intact": Column(
+        "over intact", ".3g", "", "float64", "time over that of the intact network"
+    ),
+    "oversubscription": Column(
+        "ratio", "g", "", "float64", "capacity of a leaf's NICs over its uplinks"
+    ),
+    "over_first": Column("over first", ".3g", "", "float64", "over the first ratio"),
+    "switches": Column("switches", "d", "", "int64", "leaves and spines"),
+    "exchange": Column("exchange", "", "", "str", "phase, label or operation"),
+    "circuits": Column("circuits", ".4g", "", "float64", "configurations, mean"),
+    "terms_50": Column("for 50%", ".4g", "", "float64", "for half of the bytes"),
+    "terms_90": Column("for 90%", ".4g", "", "float64", "for 90% of the bytes"),
+    "terms_99": Column("for 99%", ".4g", "", "float64", "for 99% of the bytes"),
+    "sending_s": Column("transfer", "s", "s", "float64", "circuits send, mean"),
+    "completion_s": Column(
+        "completion", "s", "s", "float64", "transfer and reconfigurations, mean"
+    ),
+    "sending_share": Column(
+        "duty cycle", ".1%", "share", "float64", "transfer over completion"
+    ),
+    "demand_bytes": Column("bytes", "bytes", "bytes", "float64", "between ranks, mean"),
+    "ranks": Column("ranks", "", "", "str", "of the group, as a span"),
+    "matrix": Column("matrix", "", "", "str", "what is scheduled"),
+    "number_of_ranks": Column("ranks", "d", "", "int64", "of the run"),
+    "shift_s": Column("time shift", "s", "s", "float64", "of the job, later"),
+    "period_s": Column("period", "s", "s", "float64", "iteration time of the job"),
+    "on_circle": Column(
+        "on circle", "d", "", "int64", "iterations in the common period of the jobs"
+    ),
+    "mean_load": Column("mean load", ".1%", "share", "float64", "of the capacity"),
+    "peak_load": Column("peak load", ".1%", "share", "float64", "of the capacity"),
+    # ---- policies --------------------------------------------------------------------
+    "policy": Column("policy", "", "", "str", "name of the policy"),
+    "forecaster": Column("forecast", "", "", "str", "that plans are made from"),
+    "family": Column("family", "", "", "str", "circuits, transmission or placement"),
+    "network": Column("network", "", "", "str", "what serves the plans"),
+    "age": Column(
+        "age",
+        "d",
+        "iterations",
+        "int64",
+        "from the newest known one to the planned one",
+    ),
+    "delay_s": Column("delay", "s", "s", "float64", "of a reconfiguration"),
+    "circuits_of_port": Column("circuits a port", "d", "", "int64", "at the same time"),
+    "exchanges": Column("exchanges", "d", "", "int64", "that were served"),
+    "completion_p50_s": Column("p50", "s", "s", "float64", "median completion time"),
+    "completion_p99_s": Column("p99", "s", "s", "float64", "of completion times"),
+    "completion_mean_s": Column("mean", "s", "s", "float64", "completion time"),
+    "over_bound": Column(
+        "over bound", ".3g", "", "float64", "sum of times over sum of lower bounds"
+    ),
+    "over_bound_interval": Column("95% CI", ".3g", "", "float64", "of the ratio"),
+    "regret": Column(
+        "cost of forecast",
+        ".1%",
+        "share",
+        "float64",
+        "time over that of the same policy with the true traffic, minus 1",
+    ),
+    "regret_interval": Column("95% CI", ".1%", "share", "float64", "of the cost"),
+    "over_fastest": Column(
+        "over fastest", ".1%", "share", "float64", "more time than the fastest policy"
+    ),
+    "over_fastest_interval": Column("95% CI", ".1%", "share", "float64", "paired"),
+    "served_share": Column(
+        "served share", ".1%", "share", "float64", "bytes that the plan itself carries"
+    ),
+    "reconfigurations": Column(
+        "reconfigurations", ".3g", "", "float64", "mean of an exchange"
+    ),
+    "moved_experts": Column("moved experts", ".3g", "", "float64", "mean of a plan"),
+    "moved_bytes": Column("moved", "bytes", "bytes", "float64", "experts, mean"),
+    "load_imbalance": Column(
+        "max/mean load", ".3f", "", "float64", "token copies of ranks, mean"
+    ),
+    "planning_p50_s": Column("planning", "s", "s", "float64", "CPU time of a plan"),
+    "planning_max_s": Column("planning max", "s", "s", "float64", "CPU time of a plan"),
+    "pays_below_s": Column(
+        "circuits pay below",
+        "s",
+        "s",
+        "float64",
+        "delay from which packets alone are never slower",
+    ),
+    "traces": Column("traces", "d", "", "int64", "that means are over"),
+    "rates": Column("rates", "", "", "str", "rates and delay of a network"),
+    "reference": Column("lower bound", "", "", "str", "what the bound counts"),
+    "transfer_s": Column(
+        "transfer", "s", "s", "float64", "of the mean exchange's busiest port"
+    ),
     # ---- comparison ------------------------------------------------------------------
     "first": Column("first", "", "", "float64", "mean, or setting, of the first run"),
     "second": Column("second", "", "", "float64", "of the second run"),

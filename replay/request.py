@@ -296,7 +296,7 @@ class Request:
             bytes_per_second(self.capacity)
         # slow imports that are rarely needed
         if self.topology is not None:
-            from moetraffic.fabric.named import load_fabric
+            from moetraffic.fabric import load_fabric
 
             load_fabric(self.topology, ranks, capacity=self.capacity)
         if self.bandwidth is not None:

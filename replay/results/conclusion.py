@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.times.completion import completion, wall_times
-from moetraffic.fabric.named import Network
+from moetraffic.fabric import Network
 from moetraffic.patterns.bandwidth.measurements import read_table
 from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.plan.program import Plan, Timing

@@ -221,7 +221,7 @@ def estimate_plan(
     hosts = np.zeros(plan.world, np.int64)
     network = requested_network(request, plan.world)
     if network is not None:
-        hosts = network.slots // network.topology.hosts.ranks
+        hosts = network.slots // network.hosts.ranks
         rescaled = request.rescaled(trace)
         bound = PassBound(
             operation_s=operation_bounds_s(rescaled, plan, network),

@@ -25,9 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.arrays import Float64, Int64
-from moetraffic.fabric import cut_bounds, port_bound
-from moetraffic.fabric.named import Network, load_fabric, other_rates
-from moetraffic.fabric.topology import nic_name
+from moetraffic.fabric import Network, cut_bounds, load_fabric, other_rates, port_bound
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
@@ -58,18 +56,18 @@ def described(network: Network) -> str:
     comes before, rates that differ after: "slow.json: 100 Mbps = 0.0125 GB/s a rank,
     rank2 30 Mbps".  Where all ranks are on one host, this is said instead of rates.
     """
-    topology, hosts = network.topology, network.topology.hosts
+    hosts = network.hosts
     rate = _both_units(hosts.nic_bytes_s)
-    others = other_rates(topology)
+    others = other_rates(network)
     used = len(np.unique(network.slots // hosts.ranks))
     if used == 1 and len(network.slots) > 1:
         inside = byte_rate(hosts.inside_bytes_s)
         text = f"one host with all ranks, {inside} inside and {NO_NIC}"
         others = []
-    elif topology.name == "single switch" and hosts.ranks == 1:
+    elif network.name == "single switch" and hosts.ranks == 1:
         text = f"{rate} a rank"
     else:
-        text = f"{topology.name}, {rate} NICs"
+        text = f"{network.name}, {rate} NICs"
     if network.file:
         text = f"{Path(network.file).name}: {text}"
     return ", ".join([text, *others])
@@ -86,9 +84,9 @@ def busiest_s(network: Network, ranks: Int64, matrices: Int64) -> Float64:
     ``ranks`` ``[W]`` int64 are those of the rows and columns of ``matrices``
     ``[..., W, W]`` int64 bytes, of which rows send.
     """
-    slots = network.slots[ranks]
-    cuts = cut_bounds(network.topology, slots, matrices).values()
-    port = port_bound(network.topology, slots, matrices)
+    placed = network.placed(network.slots[ranks])
+    cuts = cut_bounds(placed, matrices).values()
+    port = port_bound(placed, matrices)
     return np.asarray(np.max([port, *cuts], axis=0), np.float64)
 
 
@@ -116,7 +114,7 @@ def hosts_match(network: Network, nodes: Sequence[str]) -> bool:
 
     Bytes inside a host cross no network.  ``nodes`` are the host of each rank, by name.
     """
-    hosts = (network.slots // network.topology.hosts.ranks).tolist()
+    hosts = (network.slots // network.hosts.ranks).tolist()
     both = set(zip(nodes, hosts, strict=True))
     return len(both) == len(set(nodes)) == len(set(hosts))
 
@@ -129,15 +127,13 @@ def faster_than(network: Network, ports: Ports) -> str:
 
     "" if none does, by the lower end of its interval.
     """
-    topology = network.topology
-    if topology.hosts.ranks > 1:
+    if network.hosts.ranks > 1:
         return ""
     faster = []
     for port in ports.rates:
         host = int(network.slots[port.rank])
-        ends = nic_name(host, 0), topology.attached(host, 0)
-        link = ends if port.direction == "send" else ends[::-1]
-        given = float(topology.graph.edges[link]["capacity"])
+        send, receive = network.nic_bytes_s(host, 0)
+        given = send if port.direction == "send" else receive
         if port.rate.low > given:
             faster.append((port.rate.value / given, port, given))
     if not faster:

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from moetraffic.analysis.exchange import exchanges
 from moetraffic.data import path
-from moetraffic.fabric.named import Network
+from moetraffic.fabric import Network
 from moetraffic.report.chart import Chart, Missing
 from moetraffic.report.page import Content, content, document
 from moetraffic.report.page.document import data_text

@@ -13,13 +13,14 @@ from moetraffic.analysis.exchange import Exchange, exchanges
 from moetraffic.analysis.rows import Arrays, Mapper, in_threads
 from moetraffic.analysis.trace_analysis import Tick
 from moetraffic.errors import AnalysisError, MoetrafficError
-from moetraffic.fabric.named import Network
-from moetraffic.policies.evaluation import evaluate
-from moetraffic.report import link_charts, policy_scores
+from moetraffic.fabric import Network
+from moetraffic.policies.evaluate import evaluate
 from moetraffic.report.chart import Chart, Missing
-from moetraffic.report.results.schedule import circuits_chart
 from moetraffic.report.views import analysis as charts
+from moetraffic.report.views import fabric as fabric_view
+from moetraffic.report.views.evaluate import chart as evaluate_chart
 from moetraffic.report.views.info import info
+from moetraffic.report.views.schedule import circuits_chart
 from moetraffic.report.views.trace import load_chart, named, timeline_chart
 from moetraffic.result import Result
 from moetraffic.tables import Table
@@ -198,8 +199,8 @@ def content(
             "schedules for an optical switch.",
             parts=(
                 charts.complexity_chart(result),
-                *link_charts.links(part, network),
-                circuits_chart(_wires(sampled), network.topology.hosts.nic_bytes_s),
+                *fabric_view.links(part, network),
+                circuits_chart(_wires(sampled), network.hosts.nic_bytes_s),
                 *_tables(
                     result, network="Bytes between ranks", complexity="Trace complexity"
                 ),
@@ -281,12 +282,12 @@ def _policies(
     """Evaluate a few policies on the last layer, where the run is long enough."""
     some = sorted(set(trace.layers) & set(layers)) if layers else list(trace.layers)
     try:
-        evaluated = evaluate(
+        result = evaluate(
             trace,
             POLICIES,
             forecasters=("persistence", "oracle"),
-            ages=(4,),
-            delays_s=(1e-6, 1e-4, 1e-2),
+            age=(1, 4),
+            reconfigure=("10us", "1us", "100us", "10ms"),
             phase=phase,
             layers=[max(some)] if some else None,
             iterations=iterations,
@@ -294,8 +295,7 @@ def _policies(
         )
     except MoetrafficError as error:
         return (Missing(title="Scheduling policies", reason=str(error)),)
-    table, *_ = policy_scores.tables(evaluated)
-    return (policy_scores.chart(evaluated), table)
+    return (evaluate_chart(result), result)
 
 
 def _beside(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import MoetrafficError, ReplayError
-from moetraffic.fabric.named import load_fabric
+from moetraffic.fabric import load_fabric
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.replay.__main__ import main
 from moetraffic.replay.plan.background import BackgroundPattern

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetraffic.fabric.named import load_fabric
+from moetraffic.fabric import load_fabric
 from moetraffic.launch.environment import FILE_STORE
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.pace import parse_pace

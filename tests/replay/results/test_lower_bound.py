@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.fabric import Hosts, leaf_spine, route, single_switch
-from moetraffic.fabric.named import Network, load_fabric
+from moetraffic.fabric import (
+    Hosts,
+    Network,
+    leaf_spine,
+    load_fabric,
+    route,
+    single_switch,
+)
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.background import BackgroundPattern
 from moetraffic.replay.plan.sizes import operation_matrices
@@ -141,7 +147,7 @@ def test_cuts_bound_what_leaves_a_rack():
     )
     hosts = Hosts(number=4, nic_bytes_s=1e9)
     racks = leaf_spine(hosts, leaves=2, spines=1, oversubscription=2)
-    network = Network(topology=racks, slots=np.arange(4))
+    network = racks
     assert least_s(trace, network) == pytest.approx(2)
     assert simulated_s(trace, network) >= 2 * (1 - 1e-9)
 
@@ -226,8 +232,8 @@ def simulated_s(trace: Trace, network: Network, *, seed: int = 0, eager=True) ->
     """
     rng = np.random.default_rng(seed)
     plan = make_plan(trace)
-    routes = route(network.topology, network.slots, routing="ideal")
-    paths = routes.matrix.toarray()  # [R x R, L] share of a pair's bytes on a link
+    routes = route(network, routing="ideal")
+    paths = routes.shares.toarray()  # [R x R, L] share of a pair's bytes on a link
     left: dict[tuple[int, int, int], float] = {}  # (operation, from, to): bytes
     for at, members, wire in operation_matrices(trace, plan):
         for operation, ranks, cells in zip(at.tolist(), members, wire, strict=True):
@@ -277,7 +283,7 @@ def simulated_s(trace: Trace, network: Network, *, seed: int = 0, eager=True) ->
         if not active:
             assert not left, "a deadlock"
             break
-        room = network.topology.capacity.astype(float).copy()
+        room = network.capacity.astype(float).copy()
         rates = {}
         for k in rng.permutation(len(active)):
             flow = active[k]
@@ -319,7 +325,7 @@ def test_no_schedule_of_a_plan_is_faster_than_the_bound(trace, share, seed, eage
     topology = single_switch(hosts)
     if share:
         topology = leaf_spine(hosts, leaves=2, spines=1, oversubscription=share)
-    network = Network(topology=topology, slots=np.arange(4))
+    network = topology
     took = simulated_s(trace, network, seed=seed, eager=eager)
     assert least_s(trace, network) <= took * (1 + 1e-6)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis.intervals import Interval
-from moetraffic.fabric.named import load_fabric
+from moetraffic.fabric import load_fabric
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.port_probe import PortProbe
