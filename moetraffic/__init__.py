@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from moetraffic.interop import import_trace
     from moetraffic.interop.anonymization import anonymize
     from moetraffic.interop.export import export_trace
-    from moetraffic.launch.training import capture_run
+    from moetraffic.capture.training import capture_run
     from moetraffic.patterns.time_model import estimate
     from moetraffic.policies.circuits.run_schedule import circuits
     from moetraffic.policies.evaluation import evaluate
@@ -92,7 +92,7 @@ _MODULES = {
     "Trace": "moetraffic.trace",
     "analyze": "moetraffic.analysis",
     "anonymize": "moetraffic.interop.anonymization",
-    "capture_run": "moetraffic.launch.training",
+    "capture_run": "moetraffic.capture.training",
     "circuits": "moetraffic.policies.circuits.run_schedule",
     "compare": "moetraffic.analysis",
     "estimate": "moetraffic.patterns.time_model",
