@@ -246,7 +246,6 @@ def _dry_run(options: Options, nproc: int | None, program: Path | None) -> Resul
         validate_output(program, force=options.force, error=ReplayError)
     check_backend(options.backend)
     with Trace.open(options.trace) as trace:
-        options.pace.check_trace(trace, options.iterations)
         replayed, plan = planned(options, trace, nproc)
         if program is not None:
             write_program(program, replayed, plan)

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +28,7 @@ from moetraffic.launch.environment import RankEnvironment
 from moetraffic.units import byte_size, rank_span
 
 from .failure import RankError, first_line
-from .store import PLACE, connected, served_by_agent, where
+from .store import PLACE, connected, served_by_agent
 
 AGREEMENT = "the agreement on the plan"
 
@@ -255,10 +254,9 @@ class Meeting:
             Naming the rank that differs and the setting or the operation, or the ranks
             that did not arrive.
         """
-        nonce = uuid.uuid4().hex
         terms = {**settings, "plan": digest}
         place = [platform.node(), pid_namespace()]
-        self.put(f"rank/{self.rank}", json.dumps([terms, place, os.getpid(), nonce]))
+        self.put(f"rank/{self.rank}", json.dumps([terms, place, os.getpid()]))
         if self.rank == 0:
             self._collect()
         elif not (
@@ -271,16 +269,9 @@ class Meeting:
         if "compare" in answer:
             self._compare_plans(answer["compare"], checksums, name)
         self.hosts = [answer["places"][number][0] for number in answer["place"]]
-        ranks = json.loads(self.get(f"place/{answer['place'][self.rank]}"))
-        if ranks.get(str(self.rank), [0, ""])[1] != nonce:
-            raise RankError(
-                f"met another replay at {where()} instead of rank 0: give each its "
-                "own MASTER_PORT",
-                rank=self.rank,
-                operation=PLACE,
-            )
-        if not own().supervised and len(ranks) > 1:
-            self._share_board({int(rank): pid for rank, (pid, _) in ranks.items()})
+        pids = json.loads(self.get(f"place/{answer['place'][self.rank]}"))
+        if not own().supervised and len(pids) > 1:
+            self._share_board({int(rank): pid for rank, pid in pids.items()})
         return self.hosts
 
     def _collect(self) -> None:
@@ -296,11 +287,10 @@ class Meeting:
             return
         places = list(dict.fromkeys(tuple(place) for _, place, *_ in rows))
         index = [places.index(tuple(place)) for _, place, *_ in rows]
-        members: list[dict[int, tuple[int, str]]] = [{} for _ in places]
-        for rank, (_, _, pid, nonce) in enumerate(rows):
-            members[index[rank]][rank] = pid, nonce
-        for number, ranks in enumerate(members):
-            self.put(f"place/{number}", json.dumps(ranks))
+        for number in range(len(places)):
+            ranks = [rank for rank, place in enumerate(index) if place == number]
+            pids = {rank: rows[rank][2] for rank in ranks}
+            self.put(f"place/{number}", json.dumps(pids))
         self.put("answer", json.dumps({"places": places, "place": index}))
 
     def _compare_plans(

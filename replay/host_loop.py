@@ -193,11 +193,15 @@ class EventLoop:
             (begin + np.flatnonzero(number[begin:end] == s)).tolist()[::-1]
             for s in np.unique(number[begin:end])
         ]
-        before: dict[
-            int, int
-        ] = {}  # the operation of its stream before, that it awaits
-        for rows in () if self.open else streams:
+        before: dict[int, int] = {}  # what an operation awaits of its stream
+        for rows in streams:
             before |= {n: m for n, m in pairwise(rows) if program.waits[m]}
+
+        def held(n: int) -> bool:
+            after = int(program.after[n])
+            waiting = after >= 0 and timed.end[after] == UNKNOWN_TIME
+            return not self.open and (waiting or before.get(n, -1) in self.flying)
+
         due: dict[int, int] = {}  # of what only waits for its time
         while any(streams) or (self.flying and not self.open):
             issued, soonest = False, 0
@@ -205,17 +209,8 @@ class EventLoop:
                 if not rows or len(self.flying) >= MOST_IN_FLIGHT:
                     continue
                 n = rows[-1]
-                after = int(program.after[n])
                 if n not in due:
-                    if not self.open and (
-                        before.get(n, -1) in self.flying or after in self.flying
-                    ):
-                        continue
-                    if (
-                        after >= 0
-                        and not self.open
-                        and timed.end[after] == UNKNOWN_TIME
-                    ):
+                    if held(n):
                         continue
                     due[n] = timed.due_ns(n, self.begin)
                 if due[n] > time.monotonic_ns():
@@ -224,9 +219,8 @@ class EventLoop:
                 rows.pop()
                 self._issue(n, launches[n] if launches else timed.bound.launch(n))
                 issued = True
-            if issued and self.ends.empty():
-                continue
-            self._receive(soonest)
+            if not issued or not self.ends.empty():
+                self._receive(soonest)
 
     def _issue(self, n: int, launch: Launch) -> None:
         timed = self.timed

@@ -25,10 +25,9 @@ import numpy as np
 
 from moetraffic.errors import ReplayError
 from moetraffic.spelling import check_choice
-from moetraffic.trace.model import ROUTING, UNKNOWN_TIME
-from moetraffic.trace.trace import Trace
+from moetraffic.trace.model import UNKNOWN_TIME
 
-from .plan.operations import BLOCK_CELLS, Plan, blocks
+from .plan.operations import Plan
 from .plan.program import UNKNOWN_GAP, Program
 
 SCHEDULES = ("asap", "captured", "scaled", "open-loop")
@@ -90,20 +89,13 @@ class Pace:
                 f"buffers are on {device}: choose --gaps spin, or --backend nccl"
             )
 
-    def check_trace(self, trace: Trace, iterations: range | None) -> None:
-        """Check, before a plan is made, that a time of these iterations is known."""
-        if not self.timed:
-            return
-        calls = trace.find(iterations=iterations, kind=None)
-        issued = np.array([s.operation != ROUTING for s in trace.sites], bool)
-        calls = calls[issued[trace.occurrences.site[calls]]]
-        for rows in blocks(trace, calls, BLOCK_CELLS):
-            if (trace.times(calls[rows])[0] != UNKNOWN_TIME).any():
-                return
-        raise ReplayError(
-            f"pace {self} needs the captured times, but {trace.name} has none: "
-            "choose --pace asap"
-        )
+    def check_plan(self, plan: Plan) -> None:
+        """Check that a time of the plan is known."""
+        if self.timed and plan.begin_ns == UNKNOWN_TIME:
+            raise ReplayError(
+                f"pace {self} needs the captured times, but {plan.source} has none: "
+                "choose --pace asap"
+            )
 
     def check_program(self, plan: Plan, program: Program, timeout_s: float) -> None:
         """Check that the times of a rank are known, and no gap exceeds the timeout."""

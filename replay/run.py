@@ -67,6 +67,7 @@ def planned(
         in_common=on_gpu(options.backend)
         or (ledger is not None and ledger.in_common_order),
     )
+    options.pace.check_plan(plan)
     if options.pairs:
         check_comparable(plan)
     if ledger is None:
@@ -145,7 +146,6 @@ def replay(
     options.check_outputs()
     check_backend(options.backend, here=True)
     with Trace.open(options.trace) as trace:
-        options.pace.check_trace(trace, options.iterations)
         options.pace.check_device("cuda" if on_gpu(options.backend) else "cpu")
         replayed, plan = planned(options, trace, nproc)
         expected = dry_run(options, replayed, plan).verdict

@@ -88,22 +88,6 @@ _METHODS: Mapping[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
 """Methods of a process group, by name in new and old versions of torch, and options."""
 
 
-def nccl_settings(environment: Mapping[str, str]) -> str:
-    """State the variables that the replay sets, and those that were set before.
-
-    Examples
-    --------
-    >>> nccl_settings({"NCCL_DEBUG": "INFO"}).partition("; ")[2]
-    'from the environment: NCCL_DEBUG=INFO'
-    """
-    read = ("NCCL_", "TORCH_NCCL_", "CUDA_")
-    own = [f"{k}={v}" for k, v in NCCL_ENVIRONMENT.items() if k not in environment]
-    kept = [f"{k}={v}" for k, v in sorted(environment.items()) if k.startswith(read)]
-    sources = {"set by the replay": own, "from the environment": kept}
-    stated = [f"{name}: {', '.join(words)}" for name, words in sources.items() if words]
-    return f"NCCL variables {'; '.join(stated)}"
-
-
 def partitions(groups: Groups, world: int) -> list[list[int]]:
     """Sort groups into sets of disjoint ones, which can be created at once.
 

@@ -109,14 +109,11 @@ def first_failure(
 
 def operation(end: RankEnd, namer: Namer | None = None) -> str:
     """Return what a rank did last, or failed to begin."""
-    place, state = decoded(end.row["place"]), end.row["state"]
-    if (
-        not place
-        and namer is not None
-        and (state >= State.READY or end.row["position"])
-    ):
-        place = namer(end.rank, int(end.row["position"]) // 2)
-    return place or ("start-up" if state < State.READY and namer is not None else "")
+    place, position = decoded(end.row["place"]), int(end.row["position"])
+    if place or namer is None:
+        return place
+    ready = end.row["state"] >= State.READY or position
+    return namer(end.rank, position // 2) if ready else "start-up"
 
 
 def _candidates(
@@ -135,7 +132,7 @@ def _candidates(
             yield e, "ended without an error report: it was killed, or crashed"
         abort = code == -signal.SIGABRT and e.aftermath
         if code is not None and code < 0 and not abort:
-            yield e, f"was ended by {_signal(-code)}" + _detail(e)
+            yield e, f"was ended by {signal.Signals(-code).name}{_detail(e)}"
     for e in reported:  # 3
         if e.row["cause"] == Cause.OWN:
             yield e, f"failed: {e.complaint}"
@@ -166,24 +163,13 @@ def _detail(end: RankEnd) -> str:
     return f": {end.complaint}" if end.complaint else ""
 
 
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def process_state(pid: int) -> str:
     """Return the state of a process: "running", "stopped" or "ended"."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "ended"
     except OSError:
-        return "running"
-    return {"T": "stopped", "t": "stopped", "Z": "ended", "X": "ended"}.get(
-        letter, "running"
-    )
+        return "ended"
+    return "stopped" if letter in "Tt" else "ended" if letter in "ZX" else "running"
 
 
 def pid_namespace() -> str:

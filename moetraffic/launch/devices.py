@@ -83,12 +83,8 @@ def own_gpu(local_rank: int, visible: int) -> int:
 
 def check_rank_count(ranks: int) -> None:
     """Check that the number of ranks of one host is within its limits."""
-    if ranks < 1:
+    if not 1 <= ranks <= MOST_RANKS:
         raise LayoutError(
-            f"at least one rank trains, but nproc is {ranks}: raise --nproc"
-        )
-    if ranks > MOST_RANKS:
-        raise LayoutError(
-            f"one host starts at most {MOST_RANKS} ranks, but nproc is {ranks}: lower "
+            f"one host starts 1 to {MOST_RANKS} ranks, but nproc is {ranks}: change "
             f"--nproc (this machine has {os.cpu_count()} processors)"
         )

@@ -74,8 +74,11 @@ def bounds_s(trace: Trace, plan: Plan, network: Network) -> tuple[Float64, float
         groups, which = np.unique(members, axis=0, return_inverse=True)
         for number, ranks in enumerate(groups):
             rows = np.flatnonzero(which.reshape(-1) == number)
-            each[at[rows]] = busiest_s(network, ranks, wire[rows])
-            total[np.ix_(ranks, ranks)] += wire[rows].sum(axis=0)
+            same = wire.strides[0] == 0  # one matrix for all
+            different = wire[rows[:1]] if same else wire[rows]
+            each[at[rows]] = busiest_s(network, ranks, different)
+            times = len(rows) if same else 1
+            total[np.ix_(ranks, ranks)] += different.sum(axis=0) * times
     return each, float(busiest_s(network, np.arange(plan.world), total))
 
 

@@ -1,10 +1,10 @@
 """Rates of all ranks' ports, from ring shifts in which half of them send at once.
 
 In a shift each rank sends to one other rank and receives from one.  It has two or three
-rounds, in each of which a rank either sends or receives, so that its time is that of
-one pair.  A pair is as fast as the slower of its two ports: a port's rate is the
-largest over its pairs, of which several are measured, and a port that is faster than
-all others is seen as fast as these.  Of several hosts, pairs are between two of them.
+rounds, in each of which a rank either sends or receives, so that the time of a receiver
+is that of one pair.  A pair is as fast as the slower of its two ports: a port's rate is
+the largest over its pairs, of which several are measured, and a port that is faster
+than all others is seen as fast as these.  Of several hosts, pairs are between two.
 
 Two sizes are timed.  The quotient of differences contains no latency, and no burst of a
 token bucket; a delay of the smaller transfer raises it, but no further than to LEAP
@@ -116,10 +116,8 @@ def port_rows(
     world = len(nodes)
     host = np.array([nodes.index(node) for node in nodes])
     sends = (shifts >= 0) & ((host != host[shifts]) | (len(set(nodes)) == 1))
-    # of sender and receiver, whose times differ by when they were ready
-    pairs = np.array(
-        [np.minimum(t, t[..., s]) for t, s in zip(times, shifts, strict=True)]
-    )
+    # the receiver's time: a sender has ended when its bytes are in a socket's buffer
+    pairs = np.array([t[..., s] for t, s in zip(times, shifts, strict=True)])
 
     def rates(small: Float64, large: Float64) -> Float64:
         longer = np.where(large > small, large - small, np.nan)

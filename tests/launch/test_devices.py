@@ -16,9 +16,9 @@ def test_this_machine_has_memory() -> None:
     assert 0 < free < 1 << 50
 
 
-@pytest.mark.parametrize(("ranks", "said"), [(0, "at least one"), (10**6, "at most")])
-def test_ranks_that_no_host_has(ranks: int, said: str) -> None:
-    with pytest.raises(LayoutError, match=said):
+@pytest.mark.parametrize("ranks", [0, 10**6])
+def test_ranks_that_no_host_has(ranks: int) -> None:
+    with pytest.raises(LayoutError, match="starts 1 to 4096 ranks"):
         devices.check_rank_count(ranks)
 
 
