@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from moetraffic.analysis import analyze, compare
     from moetraffic.analysis.placement import place
     from moetraffic.capture import Recorder
+    from moetraffic.capture.training import capture_run
     from moetraffic.fabric.named import load_fabric
     from moetraffic.generate import generate_trace
     from moetraffic.interop import import_trace
     from moetraffic.interop.anonymization import anonymize
     from moetraffic.interop.export import export_trace
-    from moetraffic.capture.training import capture_run
     from moetraffic.patterns.time_model import estimate
     from moetraffic.policies.circuits.run_schedule import circuits
     from moetraffic.policies.evaluation import evaluate

@@ -34,6 +34,8 @@ AFTERMATH = re.compile(
 )
 """Error messages of torch.distributed on a rank whose peer has failed."""
 
+SIGNALS = {number.value: number.name for number in signal.Signals}
+
 SAME_MOMENT_S = 1.0
 """Time, in s, within which the observed order of ends is unreliable."""
 
@@ -132,7 +134,7 @@ def _candidates(
             yield e, "ended without an error report: it was killed, or crashed"
         abort = code == -signal.SIGABRT and e.aftermath
         if code is not None and code < 0 and not abort:
-            yield e, f"was ended by {signal.Signals(-code).name}{_detail(e)}"
+            yield e, f"was ended by {SIGNALS.get(-code, -code)}{_detail(e)}"
     for e in reported:  # 3
         if e.row["cause"] == Cause.OWN:
             yield e, f"failed: {e.complaint}"

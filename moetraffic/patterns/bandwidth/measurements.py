@@ -5,8 +5,8 @@ A CSV has a line a measurement, below a head with at least the columns ``collect
 ``protocol``, ``place`` ("out" or "in") and ``wire_bytes`` (of an uneven all-to-all) may
 be there, other columns are passed over, lines that begin with # are remarks.  Published
 tables call ranks ``gpus`` and the span ``nodes``, which are read as such.  A JSON
-document has the same as objects in a list ``rows``, or ``measurements`` of a result.  Rows whose ``wrong`` is above 0
-are refused: what moves wrong bytes has no bandwidth.
+document has the same as objects in a list ``rows``, or ``measurements`` of a result.
+Rows whose ``wrong`` is above 0 are refused: what moves wrong bytes has no bandwidth.
 """
 
 from __future__ import annotations
