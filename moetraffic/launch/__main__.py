@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 
+from .board import State, own
 from .environment import PARENT
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -27,6 +28,7 @@ def follow(parent: int) -> None:
 def main(arguments: list[str]) -> None:
     """Follow the supervisor to its end, and run a program."""
     follow(int(os.environ.get(PARENT, "0")))
+    own().note(state=State.STARTING)
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
