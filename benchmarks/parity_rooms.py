@@ -543,8 +543,9 @@ def policies_room() -> Cases:
 
 def replay_room() -> Cases:
     """Yield plans of replays, without starting ranks."""
-    from moetraffic.replay.plan.background import BackgroundPattern
-    from moetraffic.replay.request import Request
+    from moetraffic.replay.options import Options
+    from moetraffic.replay.plan.program import programs
+    from moetraffic.replay.run import planned as plan_of
 
     def planned(name: str, given: Mapping[str, Any]) -> Any:
         options = dict(given)
@@ -553,10 +554,10 @@ def replay_room() -> Cases:
         if "iterations" in options:
             options["iterations"] = range(*options["iterations"])
         if "background" in options:
-            layout, model = options.pop("background")
-            options["alongside"] = BackgroundPattern(layout=layout, model=model)
-        request = Request(trace=file_of(name), **options)
-        return plan_figures(request.plan(open_trace(name)))
+            options["background"], options["model"] = options["background"]
+        asked = Options(trace=file_of(name), **options)
+        trace, plan = plan_of(asked, open_trace(name))
+        return plan_figures(plan, programs(trace, plan, range(plan.world)))
 
     for name in (
         "own-settings",
@@ -570,9 +571,9 @@ def replay_room() -> Cases:
             yield f"{name}/replay/{label}", partial(planned, name, options)
 
 
-def plan_figures(plan: Any) -> dict[str, Any]:
+def plan_figures(plan: Any, programs: Mapping[int, Any]) -> dict[str, Any]:
     """Return operations, bytes, order and times of a replay plan, by rank."""
-    from moetraffic.replay.plan.program import KINDS
+    from moetraffic.replay.plan.operations import KINDS
 
     def order(program: Any) -> Iterator[str]:
         for n, operation in enumerate(program.operation.tolist()):
@@ -592,7 +593,7 @@ def plan_figures(plan: Any) -> dict[str, Any]:
         sizes = fields(plan, "total_bytes network_bytes bottleneck_bytes")
         found[KINDS[kind]] = {name: int(size[of].sum()) for name, size in sizes.items()}
         found[KINDS[kind]]["operations"] = int(of.sum())
-    for rank, program in plan.programs.items():
+    for rank, program in programs.items():
         sizes = fields(program, "send_size receive_size send_bytes receive_bytes")
         times = fields(program, "stream after gap_ns due_ns")
         found[f"rank{rank}"] = {"order": order(program), **sizes, **times}

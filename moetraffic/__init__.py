@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from moetraffic.analysis import analyze, compare
     from moetraffic.analysis.placement import place
     from moetraffic.capture import Recorder
+    from moetraffic.capture.training import capture_run
     from moetraffic.fabric.named import load_fabric
     from moetraffic.generate import generate_trace
     from moetraffic.interop import import_trace
     from moetraffic.interop.anonymization import anonymize
     from moetraffic.interop.write import export_trace
-    from moetraffic.launch.training import capture_run
     from moetraffic.patterns.time_model import estimate
     from moetraffic.policies.evaluate import evaluate
     from moetraffic.policies.schedule import circuits
@@ -92,7 +92,7 @@ _MODULES = {
     "Trace": "moetraffic.trace",
     "analyze": "moetraffic.analysis",
     "anonymize": "moetraffic.interop.anonymization",
-    "capture_run": "moetraffic.launch.training",
+    "capture_run": "moetraffic.capture.training",
     "circuits": "moetraffic.policies.schedule",
     "compare": "moetraffic.analysis",
     "estimate": "moetraffic.patterns.time_model",

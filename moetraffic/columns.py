@@ -657,6 +657,135 @@ COLUMNS: dict[str, Column] = {
         "busbw", "GB/s", "bytes/s", "float64", "bytes of the busiest link over time"
     ),
     "ratio_interval": Column("95% CI", ".3g", "", "float64", "interval of the ratio"),
+    # ---- replay ----------------------------------------------------------------------
+    "p50": Column("p50", "s", "s", "float64", "median transfer, from the last call"),
+    "p99": Column("p99", "s", "s", "float64", "99% of the transfers are shorter"),
+    "busbw_gbs": Column(
+        "GB/s",
+        "digits",
+        "GB/s",
+        "float64",
+        "busbw: bytes of the busiest link over time",
+    ),
+    "busbw_interval": Column("95% CI", "digits", "GB/s", "float64", "of the busbw"),
+    "busbw_gbit_s": Column("Gbit/s", "digits", "Gbit/s", "float64", "the same busbw"),
+    "busbw_low": Column("low", "GB/s", "bytes/s", "float64", "95% interval of a busbw"),
+    "busbw_high": Column("high", "GB/s", "bytes/s", "float64", "95% interval"),
+    "waits": Column(
+        "waiting", ".0%", "share", "float64", "of the time in calls, for late ranks"
+    ),
+    "sent": Column("sent", "bytes", "bytes", "int64", "bytes sent to other ranks"),
+    "transfer_p90": Column(
+        "transfer p90", "s", "s", "float64", "90% of the transfers are shorter"
+    ),
+    "transfer_max": Column("transfer max", "s", "s", "float64", "longest transfer"),
+    "call_p50": Column(
+        "call p50", "s", "s", "float64", "from the call to the end, slowest member"
+    ),
+    "call_p90": Column("call p90", "s", "s", "float64", "90% of the calls are shorter"),
+    "call_p99": Column("call p99", "s", "s", "float64", "99% of the calls are shorter"),
+    "call_max": Column("call max", "s", "s", "float64", "longest call"),
+    "call_total": Column("call, total", "s", "s", "float64", "time of all calls"),
+    "last_rank": Column("last rank", "number", "", "int64", "most often last to call"),
+    "last_share": Column("last in", ".0%", "share", "float64", "of these calls"),
+    "undetermined": Column(
+        "below clock error", ".0%", "share", "float64", "of the transfers"
+    ),
+    "baseline": Column(
+        "over",
+        "",
+        "",
+        "str",
+        "what times are divided by: captured (transfers), captured calls, bound (lower "
+        "bound of a network), or ports (measured)",
+    ),
+    "host": Column("host", "", "", "str", "name of the rank's host"),
+    "cores": Column("cores", "d", "", "int64", "processors of the host"),
+    "others": Column(
+        "used by others", ".2g", "cores", "float64", "processors, during the replay"
+    ),
+    "send": Column(
+        "sends at", "GB/s", "bytes/s", "float64", "payload rate of its port"
+    ),
+    "send_low": Column("low", "GB/s", "bytes/s", "float64", "95% interval"),
+    "send_high": Column("high", "GB/s", "bytes/s", "float64", "95% interval"),
+    "receive": Column(
+        "receives at", "GB/s", "bytes/s", "float64", "the same, receiving"
+    ),
+    "receive_low": Column("low", "GB/s", "bytes/s", "float64", "95% interval"),
+    "receive_high": Column("high", "GB/s", "bytes/s", "float64", "95% interval"),
+    "slow": Column(
+        "slow", "", "", "str", "direction below 0.8 of the other ranks' median rate"
+    ),
+    "error_p50": Column(
+        "issue error p50", "s", "s", "float64", "issue time off the due time, absolute"
+    ),
+    "error_p90": Column("p90", "s", "s", "float64", "90% of the errors are smaller"),
+    "error_p99": Column("p99", "s", "s", "float64", "99% of the errors are smaller"),
+    "error_max": Column("max", "s", "s", "float64", "largest error"),
+    "error_mean": Column("mean", "s", "s", "float64", "signed; above 0: late"),
+    "late_calls": Column(
+        "late", "d", "", "int64", "calls more than 1 ms after they were due"
+    ),
+    "behind": Column("behind", "s", "s", "float64", "at the last call, at most"),
+    "behind_rank": Column("rank", "number", "", "int64", "that was furthest behind"),
+    "schedule": Column("schedule", "s", "s", "float64", "length on the worst rank"),
+    "took": Column("took", "s", "s", "float64", "first to last call on that rank"),
+    "background": Column(
+        "background",
+        "",
+        "",
+        "str",
+        "all-to-alls with background traffic, or with its smallest sizes, over those "
+        "alone; bytes: with it over with its smallest sizes",
+    ),
+    "stream": Column("stream", "", "", "str", "operations that follow each other"),
+    "largest_bytes": Column(
+        "largest",
+        "bytes",
+        "bytes",
+        "int64",
+        "most that a rank sends or receives at once",
+    ),
+    "bound_s": Column("lower bound", "s", "s", "float64", "sum of the calls' bounds"),
+    "buffer_bytes": Column("buffers", "bytes", "bytes", "int64", "to send and receive"),
+    "memory": Column(
+        "memory", "bytes", "bytes", "int64", "of buffers, times and prepared calls"
+    ),
+    # ---- benchmark of collectives ----------------------------------------------------
+    "collective": Column("collective", "", "", "str", "as nccl-tests names it"),
+    "size_bytes": Column("size, B", "d", "bytes", "int64", "as nccl-tests counts it"),
+    "time_us": Column("time, us", ".2f", "us", "float64", "mean, on the slowest rank"),
+    "algbw_gbs": Column("algbw, GB/s", ".3f", "GB/s", "float64", "size over time"),
+    "platform": Column("platform", "", "", "str", "name of the measured system"),
+    "protocol": Column("protocol", "", "", "str", "name of its network protocol"),
+    "ranks": Column("ranks", "d", "", "int64", "ranks of the collective"),
+    "span": Column("hosts", "d", "", "int64", "hosts that the ranks are on"),
+    "wire_bytes": Column(
+        "wire",
+        "bytes",
+        "bytes",
+        "int64",
+        "bytes that the busiest link carries each way",
+    ),
+    "count": Column("count", "d", "", "int64", "elements of the size"),
+    "redop": Column("redop", "", "", "str", "sum, or none"),
+    "root": Column("root", "number", "", "int64", "root of the collective; -1: none"),
+    "wrong": Column(
+        "wrong", "number", "", "int64", "elements, of all ranks; -1: not checked"
+    ),
+    "from_bytes": Column("from", "bytes", "bytes", "int64", "smallest size"),
+    "to_bytes": Column("to", "bytes", "bytes", "int64", "largest size"),
+    "busbw_at": Column("at", "bytes", "bytes", "int64", "size of the largest busbw"),
+    "alpha_us": Column(
+        "alpha, us", "digits", "us", "float64", "latency of a step, by Hockney's model"
+    ),
+    "beta_gbs": Column(
+        "beta, GB/s", "digits", "GB/s", "float64", "busbw that large sizes approach"
+    ),
+    "fit_error": Column(
+        "error", ".0%", "share", "float64", "median, of the fit at sizes left out of it"
+    ),
     # ---- contents of a trace ---------------------------------------------------------
     "call": Column("call", "", "", "str", "phase of a layer, or name of another call"),
     "calls_per_iteration": Column(
@@ -737,7 +866,7 @@ def cell_text(value: Any, form: str = "") -> str:
     """
     if hasattr(value, "item"):  # numpy's scalars
         value = value.item()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         ends = [cell_text(end, form) for end in value]
         return " to ".join(ends) if all(ends) else ""
     if isinstance(value, bool):

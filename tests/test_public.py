@@ -19,12 +19,8 @@ import moetraffic
 from moetraffic.cli.app import app
 from moetraffic.data import path as shipped
 from moetraffic.fabric import assess
-from moetraffic.replay import make_plan
-from moetraffic.replay.results.audit import audit
-from moetraffic.replay.results.call_times import measure
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
-from tests.replay.results.test_result import summary_of, timed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -184,18 +180,10 @@ def test_a_fabric_result_is_a_frame(golden: Trace) -> None:
     assert sent.bytes.tolist() == [m[0, 1] for m in matrices]
 
 
-def replay_frame(run: Trace) -> pd.DataFrame:
-    plan = make_plan(run)
-    times = timed(plan, lambda rank, operation: 1000 + rank + operation)
-    fidelity = audit(plan, times, measure(plan, times))
-    return summary_of(plan, times, fidelity=fidelity).to_frame()
-
-
 PAGE = (Path(__file__).parents[1] / "docs" / "python-api.md").read_text()
 FRAMES: dict[str, Callable[[Trace], pd.DataFrame]] = {
     "Trace.calls": lambda run: run.calls(),
     "Trace.demand_frame": lambda run: run.demand_frame(),
-    "Replay.to_frame": replay_frame,
 }
 
 

@@ -5,8 +5,8 @@ A CSV has a line a measurement, below a head with at least the columns ``collect
 ``protocol``, ``place`` ("out" or "in") and ``wire_bytes`` (of an uneven all-to-all) may
 be there, other columns are passed over, lines that begin with # are remarks.  Published
 tables call ranks ``gpus`` and the span ``nodes``, which are read as such.  A JSON
-document has the same as objects in a list ``rows``.  Rows whose ``wrong`` is above 0
-are refused: what moves wrong bytes has no bandwidth.
+document has the same as objects in a list ``rows``, or ``measurements`` of a result.
+Rows whose ``wrong`` is above 0 are refused: what moves wrong bytes has no bandwidth.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def _csv(text: str) -> list[dict[str, Any]]:
 
 def _json(text: str, path: str | Path) -> list[dict[str, Any]]:
     try:
-        rows = json.loads(text)["rows"]
+        document = json.loads(text)
+        rows = document.get("rows") or document["tables"]["measurements"]
         if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
             raise TypeError("rows are objects")
     except (ValueError, KeyError, TypeError) as error:
