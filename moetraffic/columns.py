@@ -495,7 +495,13 @@ COLUMNS: dict[str, Column] = {
     "max_s": Column("max", "s", "s", "float64", "largest of all iterations"),
     "where": Column("where", "", "", "str", "links or cuts, as text"),
     "bound": Column("lower bound", "", "", "str", "port, rank or family of cuts"),
-    "bound_s": Column("bound", "s", "s", "float64", "largest lower bound, mean"),
+    "bound_s": Column(
+        "bound",
+        "s",
+        "s",
+        "float64",
+        "largest lower bound, mean of iterations; of calls of a kind: the sum",
+    ),
     "holds_for": Column("holds for", "", "", "str", "routings that it bounds"),
     "link": Column("link", "", "", "str", "directed link, or several as text"),
     "links": Column("links", "", "", "str", "set of equal-cost links of one switch"),
@@ -543,9 +549,7 @@ COLUMNS: dict[str, Column] = {
         "duty cycle", ".1%", "share", "float64", "transfer over completion"
     ),
     "demand_bytes": Column("bytes", "bytes", "bytes", "float64", "between ranks, mean"),
-    "ranks": Column("ranks", "", "", "str", "of the group, as a span"),
     "matrix": Column("matrix", "", "", "str", "what is scheduled"),
-    "number_of_ranks": Column("ranks", "d", "", "int64", "of the run"),
     "shift_s": Column("time shift", "s", "s", "float64", "of the job, later"),
     "period_s": Column("period", "s", "s", "float64", "iteration time of the job"),
     "on_circle": Column(
@@ -747,7 +751,6 @@ COLUMNS: dict[str, Column] = {
         "int64",
         "most that a rank sends or receives at once",
     ),
-    "bound_s": Column("lower bound", "s", "s", "float64", "sum of the calls' bounds"),
     "buffer_bytes": Column("buffers", "bytes", "bytes", "int64", "to send and receive"),
     "memory": Column(
         "memory", "bytes", "bytes", "int64", "of buffers, times and prepared calls"
@@ -759,7 +762,7 @@ COLUMNS: dict[str, Column] = {
     "algbw_gbs": Column("algbw, GB/s", ".3f", "GB/s", "float64", "size over time"),
     "platform": Column("platform", "", "", "str", "name of the measured system"),
     "protocol": Column("protocol", "", "", "str", "name of its network protocol"),
-    "ranks": Column("ranks", "d", "", "int64", "ranks of the collective"),
+    "ranks": Column("ranks", "d", "", "int64", "number of ranks, of the collective"),
     "span": Column("hosts", "d", "", "int64", "hosts that the ranks are on"),
     "wire_bytes": Column(
         "wire",

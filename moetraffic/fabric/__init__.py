@@ -12,7 +12,6 @@ from .builders import (
 from .circuits import Decomposition, coverage, decompose, stuffing, terms_for
 from .collisions import collisions, expected_max_load, no_collision
 from .loads import (
-    bisection_bytes_s,
     bounds,
     cut_bounds,
     forwarding_bound,
@@ -36,7 +35,6 @@ __all__ = [
     "Network",
     "Routes",
     "assess",
-    "bisection_bytes_s",
     "block",
     "bounds",
     "collisions",

@@ -133,18 +133,16 @@ def bounds(network: Network, matrices: npt.ArrayLike) -> dict[str, Float64]:
     ``port``, ``rank``, ``cut host`` and one for each further family of cuts; matrices
     are as in :func:`link_loads`.
     """
+    times = {name: limit_times(network, matrices, name) for name in network.limits}
     return {
-        name: np.asarray(
-            limit_times(network, matrices, name).max(axis=-1, initial=0.0), np.float64
-        )
-        for name in network.limits
+        name: np.asarray(each.max(axis=-1, initial=0.0), np.float64)
+        for name, each in times.items()
     }
 
 
 def port_bound(network: Network, matrices: npt.ArrayLike) -> Float64:
     """Compute the bound ``port``, of any routing between the same NICs."""
-    times = limit_times(network, matrices, "port")
-    return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
+    return bounds(network, matrices)["port"]
 
 
 def cut_bounds(network: Network, matrices: npt.ArrayLike) -> dict[str, Float64]:
@@ -161,20 +159,5 @@ def routing_bound(network: Network, matrices: npt.ArrayLike) -> Float64:
 def forwarding_bound(network: Network, matrices: npt.ArrayLike) -> Float64:
     """Compute the largest bound of any routing and any forwarding by hosts."""
     found = bounds(network, matrices)
-    return np.asarray(
-        np.max([t for name, t in found.items() if name != "port"], axis=0)
-    )
-
-
-def bisection_bytes_s(network: Network) -> float:
-    """Return the smallest capacity between named halves, one way; NaN if none.
-
-    Examples
-    --------
-    >>> from moetraffic.fabric import Hosts, torus
-    >>> ring = torus(Hosts(number=16, nic_bytes_s=1e9), shape=(4, 4))
-    >>> bisection_bytes_s(ring) / 1e9
-    8.0
-    """
-    halves = network.cuts.get("bisection", ())
-    return min((min(network.crossing(cut)) for cut in halves), default=float("nan"))
+    del found["port"]
+    return np.asarray(np.max([*found.values()], axis=0))

@@ -14,7 +14,6 @@ from moetraffic.fabric import (
     Cut,
     Hosts,
     Network,
-    bisection_bytes_s,
     dragonfly,
     explicit,
     fat_tree,
@@ -26,6 +25,10 @@ from moetraffic.fabric import (
     torus,
     transfer_seconds,
 )
+
+
+def bisection_bytes_s(network: Network) -> float:
+    return min(min(network.crossing(cut)) for cut in network.cuts["bisection"])
 
 
 def hosts(number: int, ranks: int = 1, nics: int = 0) -> Hosts:

@@ -99,7 +99,8 @@ def test_layers_of_pipeline_stages_follow_each_other(tmp_path: Path) -> None:
     """Two stages of two ranks and two layers, each of which has other experts."""
     for rank in range(4):
         stage = rank // 2
-        lines = [decision(0, layer, rank, [[stage * 2 + layer] * 2]) for layer in (0, 1)]
+        chosen = [[[stage * 2 + layer] * 2] for layer in (0, 1)]
+        lines = [decision(0, n, rank, ids) for n, ids in enumerate(chosen)]
         (tmp_path / f"router_trace_rank{rank}.jsonl").write_text("".join(lines))
     files = sorted(tmp_path.iterdir())
     _, merged = import_files(files, options=ImportOptions(experts=4, ep=2, pp=2))

@@ -134,7 +134,7 @@ def test_every_figure_says_its_source_and_units(shown: Content) -> None:
     charts = [p for p in parts(shown) if isinstance(p, Chart)]
     assert {c.key for c in charts} >= {
         *("load", "evenness", "loads", "timeline", "complexity"),
-        *("bottleneck", "links", "circuits"),
+        *("bottleneck", "links"),
     }
     for each in charts:
         assert len(each.source) > 40

@@ -85,7 +85,7 @@ def place(
     rows = [
         {
             "file": str(path),
-            "number_of_ranks": sums["ranks"],
+            "ranks": sums["ranks"],
             "ep": sums["ep"],
             "bytes": sums["bytes"],
             "bytes_between_ranks": sums["bytes_between_ranks"],

@@ -10,15 +10,12 @@ import numpy as np
 
 from moetraffic.analysis.claims import Outcome
 from moetraffic.analysis.typical import TypicalIteration
-from moetraffic.arrays import Int64
-from moetraffic.fabric import Decomposition, Job, coverage, decompose, terms_for
-from moetraffic.fabric.circuits import MATCHINGS
+from moetraffic.fabric import Decomposition, Job, coverage, terms_for
 from moetraffic.fabric.shifts import Compatibility, around
 from moetraffic.policies.schedule import CircuitPlan
 from moetraffic.report.chart import (
     Axis,
     Chart,
-    Missing,
     Panel,
     Rule,
     Series,
@@ -28,11 +25,6 @@ from moetraffic.result import Result
 from moetraffic.units import bit_rate, duration, rank_span, three_digits
 
 LINE_BOUND = "bytes of the busiest port over its capacity, no reconfiguration"
-
-MOST_TERMS = 400
-"""Points of a line of the chart of circuits."""
-
-RECONFIGURE_S = 10e-6
 
 
 def times_of(plan: Decomposition, rate: float, delay: float) -> dict[str, Any]:
@@ -95,7 +87,7 @@ def circuits_result(
                 "exchange": plan.name,
                 **{key: mean[key] for key in (*keys, "completion_s", "sending_share")},
                 "demand_bytes": mean["demand_bytes"],
-                "ranks": rank_span(plan.ranks),
+                "members": rank_span(plan.ranks),
                 "matrix": plan.about,
             }
         )
@@ -167,72 +159,6 @@ def _circuits_verdict(exchanges: Sequence[Mapping[str, Any]]) -> list[str]:
 def _name(exchange: Mapping[str, Any]) -> str:
     layer = exchange["layer"]
     return ("" if layer is None else f"layer {layer}, ") + str(exchange["exchange"])
-
-
-def circuits_chart(wires: Mapping[str, Int64], rate: float) -> Chart | Missing:
-    """Draw the share of demand that the first n circuit permutations serve.
-
-    ``wires`` has the bytes ``[n, W, W]`` of some iterations by the name of a layer;
-    ``rate`` is in bytes per second of a circuit.
-    """
-    title = "Circuits: coverage by Birkhoff-von-Neumann permutations"
-    panels = []
-    for name, sent in wires.items():
-        whole = np.rint(sent.mean(axis=0)).astype(np.int64)
-        np.fill_diagonal(whole, 0)  # rank-local traffic takes no circuit
-        if whole.any():
-            panels.append(_coverage(whole, rate, name))
-    if not panels:
-        why = "no bytes between different ranks were observed"
-        return Missing(title=title, reason=why)
-    return Chart(
-        key="circuits",
-        title=title,
-        source="Mean matrix of the iterations whose matrices are in this page, without "
-        "rank-local traffic, decomposed into permutations by each matching; circuits "
-        f"of {bit_rate(rate)}, reconfiguration {duration(RECONFIGURE_S)}; lower bound: "
-        f"{LINE_BOUND}.",
-        columns=("permutations", "demand served [%]"),
-        choices=("layer",),
-        panels=tuple(panels),
-    )
-
-
-def _coverage(demand: Int64, rate: float, name: str) -> Panel:
-    series, notes, most = [], [], 0
-    for matching, color in zip(MATCHINGS, line_colors(len(MATCHINGS)), strict=True):
-        plan = decompose(demand, matching=matching)
-        share = 100 * coverage(plan)
-        spaced = np.geomspace(1, len(share), min(MOST_TERMS, len(share)))
-        drawn = np.unique(np.rint(spaced)).astype(np.int64)
-        most = max(most, len(share))
-        series.append(
-            Series(
-                x=drawn,
-                y=share[drawn - 1],
-                name=matching,
-                color=color,
-                width=4.0 if matching == MATCHINGS[0] else 1.6,  # where lines coincide
-                marked=len(drawn) <= 8,  # a line of one point is invisible
-                size=8.0,
-            )
-        )
-        times = times_of(plan, rate, RECONFIGURE_S)
-        notes.append(
-            f"{matching}: {times['terms_90']} of {plan.terms} permutations serve 90% "
-            f"of the bytes, {duration(times['completion_s'])} (lower bound "
-            f"{duration(times['bound_s'])})"
-        )
-    few = most <= 8
-    limits = (0.0, most + 1.0) if few else None
-    label = "permutations, in the order found"
-    return Panel(
-        name=(name,),
-        x=Axis(label=label, log=not few, limits=limits),
-        y=Axis(label="demand served [%]", limits=(0, 104)),
-        series=tuple(series),
-        note="; ".join(notes) + ".",
-    )
 
 
 # ---- jobs --------------------------------------------------------------------------
