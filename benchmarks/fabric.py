@@ -152,28 +152,33 @@ def row(
     how = ["--repeat", str(runs), "--backend", backend]
     how += ["--iterations", f"0:{iterations}"]
     told = replayed(at, trace, network, port, *how)
-    every = told["fidelity"]["parts"][0]
-    cells, ratio = byte_matrices(trace, iterations), every["over_bound"]
+    data, tables = told["data"], told["tables"]
+    every, cells = tables["operations"][0], byte_matrices(trace, iterations)
+    (ratio,) = (
+        row
+        for row in tables["ratios"]
+        if (row["by"], row["baseline"]) == ("all", "bound")
+    )
     limits = (rate, between) if at.racks == 2 else (rate,)
     bound = float(bounds_s(cells, *limits).sum())
     return {
         "network": name,
         "backend": backend,
         "rate_mbps": rate,
-        "operations": told["operations"],
-        "verified": told["verified"],
-        "network_bytes": told["network_bytes"],
-        "measured_s": bound * ratio["value"],  # geometric mean over the runs
-        "calls_s": every["time_s"]["total"],
-        "wall_s": told["wall_s"],
-        "waiting": every["waiting"],
+        "operations": every["calls"],
+        "verified": data["verified"],
+        "network_bytes": data["bytes_between_ranks"],
+        "measured_s": bound * ratio["ratio"],  # geometric mean over the runs
+        "calls_s": every["call_total"],
+        "wall_s": data["pass_s"],
+        "waiting": every["waiting_in_calls"],
         "runs": runs,
         "bound_s": bound,
-        "wall_ratio": told["wall_s"] / bound,
-        "ratio": ratio["value"],
-        "ratio_low": ratio["low"],
-        "ratio_high": ratio["high"],
-        "busbw_gbs": every["busbw_gbs"],
+        "wall_ratio": data["pass_s"] / bound,
+        "ratio": ratio["ratio"],
+        "ratio_low": ratio["ratio_low"],
+        "ratio_high": ratio["ratio_high"],
+        "busbw_gbs": every["busbw"] / 1e9,
         "load": round(os.getloadavg()[0], 1),  # of all processes, on the cores
     }
 

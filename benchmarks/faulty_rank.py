@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,12 +66,17 @@ def at_operation(then: Callable[[Fault], object]) -> Callable[[Fault], None]:
     """A fault that strikes when the rank enters an operation."""
 
     def lay(fault: Fault) -> None:
-        from moetraffic.launch import heartbeat
+        from moetraffic.launch.board import Board, OwnRow
 
-        plain = heartbeat.counter
-        heartbeat.counter = lambda: Tripwire(  # type: ignore[assignment,return-value]
-            plain(), fault.operation, lambda: then(fault)
-        )
+        plain = OwnRow._map
+
+        def mapped(row: OwnRow, board: Board) -> None:
+            plain(row, board)
+            row.counter = Tripwire(  # type: ignore[assignment]
+                row.counter, fault.operation, lambda: then(fault)
+            )
+
+        OwnRow._map = mapped  # type: ignore[method-assign]
 
     return lay
 
@@ -118,21 +122,19 @@ def wrong_splits(fault: Fault) -> None:
     """Send eight bytes more than the others expect, in one operation."""
     from dataclasses import replace
 
-    from moetraffic.replay import request
+    from moetraffic.replay.plan import program as module
 
-    plain = request.make_plan
+    plain = module.program
 
-    def make(*given: Any, **named: Any) -> Any:
-        plan = plain(*given, **named)
-        program = plan.programs[fault.rank]
-        n = fault.operation % len(program)
-        sends, sizes = program.send_bytes.copy(), program.send_size.copy()
-        sends[program.first[n]] += 8
+    def program(*given: Any) -> Any:
+        right = plain(*given)
+        n = fault.operation % len(right)
+        sends, sizes = right.send_bytes.copy(), right.send_size.copy()
+        sends[right.first[n]] += 8
         sizes[n] += 8
-        mine = replace(program, send_bytes=sends, send_size=sizes)
-        return replace(plan, programs={fault.rank: mine})
+        return replace(right, send_bytes=sends, send_size=sizes)
 
-    request.make_plan = make
+    module.program = program
 
 
 def other_version(_: Fault) -> None:
@@ -144,14 +146,20 @@ def other_version(_: Fault) -> None:
 
 def other_option(_: Fault) -> None:
     """Be started with another option."""
-    sys.argv += ["--timeout", "2.5"]
+    from moetraffic.replay.options import Options
+
+    plain = Options.common
+    Options.common = lambda self: {  # type: ignore[method-assign]
+        **plain(self),
+        "timeout_s": "2.5",
+    }
 
 
 def little_memory(_: Fault) -> None:
     """See next to no free memory."""
-    from moetraffic.launch import machine_resources
+    from moetraffic.launch import devices
 
-    machine_resources.available_bytes = lambda: 100
+    devices.available_bytes = lambda: 100
 
 
 def full_disk(_: Fault) -> None:
@@ -184,6 +192,7 @@ class Kind:
     about: str  # what happens, for the table of docs/reliability.md
     reported: str  # in words, for that table
     said: str  # after rank and operation; a regular expression
+    agreed: bool = False  # found by comparing ranks: of two, the second is named
     named: bool = True  # whether rank and operation are named
     code: int = 2  # of moetraffic replay, or of a rank that reports without it
     place: str = ""  # the operation, where it is not the one at which it strikes
@@ -242,6 +251,7 @@ FAULTS = {
         weight=3,
     ),
     "other trace": Kind(
+        agreed=True,
         arm=other_trace("other.h5"),
         about="one rank has another trace",
         reported="the first operation that differs",
@@ -265,6 +275,7 @@ FAULTS = {
         weight=2,
     ),
     "other version": Kind(
+        agreed=True,
         arm=other_version,
         about="one rank has another version of moetraffic",
         reported="both versions",
@@ -272,6 +283,7 @@ FAULTS = {
         place="the agreement",
     ),
     "other option": Kind(
+        agreed=True,
         arm=other_option,
         about="one rank has another option",
         reported="the option and its value",
@@ -300,7 +312,7 @@ FAULTS = {
         arm=laid_outside,
         about="another program listens at MASTER_PORT",
         reported="the port and its host",
-        said="cannot listen on port",
+        said="cannot listen on",
         place="the rendezvous",
         launchers=("shell",),
         rank=0,
@@ -335,6 +347,7 @@ FAULTS = {
         weight=3,
     ),
     "other times": Kind(
+        agreed=True,
         arm=other_trace("times.h5"),
         about="a trace with the same bytes and other times, at any pace",
         reported="that times or groups differ",

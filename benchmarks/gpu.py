@@ -119,8 +119,8 @@ def main() -> int:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(
-            f"not run: this machine has no CUDA device for torch {torch.__version__}; "
-            "run make test-gpu where nvidia-smi lists one, with a torch built for CUDA"
+            f"no CUDA device for torch {torch.__version__}: run make test-gpu where "
+            "nvidia-smi lists one, with a torch built for CUDA"
         )
         return 0
     options.out.mkdir(parents=True, exist_ok=True)

@@ -35,19 +35,20 @@ from exchanges import exchanges
 from page import save
 from torch.profiler import ProfilerActivity, profile
 
-from moetraffic.launch import RankEnvironment
-from moetraffic.replay import make_plan
-from moetraffic.replay.backends.backend import Call, Nccl
-from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.execution.pace import Gaps, parse_pace
-from moetraffic.replay.plan.program import KINDS, Plan
+from moetraffic.launch.environment import RankEnvironment
+from moetraffic.replay.options import Options
+from moetraffic.replay.pace import parse_pace
+from moetraffic.replay.plan.operations import Plan, operations
+from moetraffic.replay.plan.program import Program, program
+from moetraffic.replay.rank import Passes
+from moetraffic.replay.transport import Transport
 
 CYCLES_PER_US = 1900  # about: what a kernel took is measured
 PACES: dict[str, dict[str, Any]] = {
     "asap": {},
-    "captured, sleep": {"pace": "captured", "gaps": Gaps.SLEEP},
-    "captured, spin": {"pace": "captured", "gaps": Gaps.SPIN},
-    "captured, gemm": {"pace": "captured", "gaps": Gaps.GEMM},
+    "captured, sleep": {"pace": "captured", "gaps": "sleep"},
+    "captured, spin": {"pace": "captured", "gaps": "spin"},
+    "captured, gemm": {"pace": "captured", "gaps": "gemm"},
     "open loop": {"pace": "open-loop"},
     "graphs": {"graphs": True},
 }
@@ -64,23 +65,18 @@ class Work:
         torch.cuda.current_stream().wait_event(self._end)
 
 
-class Kernels:
-    """Backend whose operations are kernels of a drawn duration on one stream."""
-
-    name, kinds, device = "kernels", frozenset(KINDS), torch.device("cuda", 0)
+class Kernels(Transport):
+    """Transport whose operations are kernels of a drawn duration on one stream."""
 
     def __init__(self, seed: int, shortest_us: float, longest_us: float) -> None:
+        super().__init__("nccl")
         self._range = np.log([shortest_us, longest_us])
         self._random = np.random.default_rng(seed)
         self._stream = torch.cuda.Stream()
         self.drawn: list[int] = []  # cycles of each operation, in the order of binding
 
-    def empty(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=self.device)
-
-    def bind(self, call: Call) -> Callable[[], Work | None]:
-        if call.group:  # a barrier, in the group of all ranks
-            return lambda: None
+    def bind(self, *given: Any, **more: Any) -> Callable[[], Work]:
+        """Bind an operation to a kernel that polls the device's clock."""
         cycles = int(np.exp(self._random.uniform(*self._range)) * CYCLES_PER_US)
         self.drawn.append(cycles)
 
@@ -119,9 +115,11 @@ def kernels(path: Path, wanted: tuple[str, ...], drawn: np.ndarray) -> np.ndarra
     return np.stack([begin, begin + took])
 
 
-def compared(plan: Plan, timing: Any, truth: np.ndarray, pace: str) -> dict[str, float]:
+def compared(
+    own: Program, timing: Any, truth: np.ndarray, pace: str
+) -> dict[str, float]:
     """Compare reported times with those of the kernels, in the order of the program."""
-    program, (begin, end) = plan.programs[0], truth
+    begin, end = truth
     calls, took = (timing.end - timing.issue).astype(float), end - begin
     quarter = len(begin) // 4
     row = {
@@ -137,7 +135,7 @@ def compared(plan: Plan, timing: Any, truth: np.ndarray, pace: str) -> dict[str,
     change = np.median(shift[-quarter:]) - np.median(shift[:quarter])
     row["clock_ppm"] = float(change / (0.75 * np.ptp(begin))) * 1e6
     if "captured" in pace:
-        asked = program.gap_ns[1:].astype(float)
+        asked = own.gap_ns[1:].astype(float)
         late = (begin[1:] - end[:-1] - asked) / 1e3
         row["gaps"] = (late * 1e3).sum() / asked.sum()
     elif pace == "open loop":
@@ -154,22 +152,23 @@ def compared(plan: Plan, timing: Any, truth: np.ndarray, pace: str) -> dict[str,
 
 
 def measured(
-    plan: Plan, backend: Any, wanted: tuple[str, ...], name: str
+    plan: Plan, own: Program, moves: Transport, wanted: tuple[str, ...], name: str
 ) -> dict[str, float]:
-    options = dict(PACES[name])
-    how = parse_pace(options.pop("pace", "asap"), options.pop("gaps", Gaps.SPIN))
-    engine = Engine(plan, 0, backend, pace=how, **options)
-    engine.warm_up(1)
+    """Replay once under the profiler, and compare."""
+    given = dict(PACES[name])
+    pace = parse_pace(given.pop("pace", "asap"), given.pop("gaps", "spin"))
+    passes = Passes(Options(trace=Path(), pace=pace, **given), plan, own, moves)
+    passes.warm_up()
     torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            timing = engine.run()
+            timing = passes.run()
             torch.cuda.synchronize()
         path = Path(folder, "profile.json")
         seen.export_chrome_trace(str(path))
-        drawn = getattr(backend, "drawn", plan.programs[0].send_size)
-        truth = kernels(path, wanted, np.array(drawn[-len(plan.programs[0]) :]))
-    return compared(plan, timing, truth, name)
+        drawn = getattr(moves, "drawn", own.send_size)
+        truth = kernels(path, wanted, np.array(drawn[-len(own) :]))
+    return compared(own, timing, truth, name)
 
 
 def main() -> int:
@@ -194,26 +193,26 @@ def main() -> int:
             dense=False,
             seed=given.seed,
         )
-        plan = make_plan(trace)
-        nccl = Nccl()
-        nccl.start(RankEnvironment(0, 1, 0), (*plan.used_groups, (0,)), 60.0)
-        try:
-            for backend, wanted in (
-                (Kernels(given.seed, *given.kernel_us), ("spin",)),
-                (nccl, ("nccl", "memcpy dtod")),
-            ):
-                if backend.name not in given.backends:
-                    continue
+        plan = operations(trace)
+        own = program(trace, plan, 0)
+        of: dict[str, tuple[Transport, tuple[str, ...]]] = {
+            "kernels": (Kernels(given.seed, *given.kernel_us), ("spin",)),
+            "nccl": (Transport("nccl"), ("nccl", "memcpy dtod")),
+        }
+        for backend in given.backends:
+            moves, wanted = of[backend]
+            moves.start(RankEnvironment(0, 1, 0), plan.used_groups, 60.0)
+            try:
                 for name in given.paces:
-                    row = measured(plan, backend, wanted, name)
-                    rows.append({"backend": backend.name, "pace": name, **row})
+                    row = measured(plan, own, moves, wanted, name)
+                    rows.append({"backend": backend, "pace": name, **row})
                     shown = ", ".join(f"{k} {v:.4g}" for k, v in row.items())
-                    print(f"{backend.name}, {name}: {shown}", flush=True)
+                    print(f"{backend}, {name}: {shown}", flush=True)
                     if abs(row["wall"]) > LIMIT:
                         print(f"  the wall clock is off by more than {LIMIT:.0%}")
                         code = 1
-        finally:  # or else the process would not end
-            nccl.stop()
+            finally:  # or else the process would not end
+                moves.stop()
     if given.json:
         save(given.json, rows)
     return code

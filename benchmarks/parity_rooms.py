@@ -459,24 +459,31 @@ def statistics(result: Any) -> Iterator[tuple[str, Any]]:
 
 def fabric_room() -> Cases:
     """Yield link loads, times and bounds on networks."""
-    from moetraffic import load_fabric
     from moetraffic.analysis.times.traffic import world_matrices
-    from moetraffic.fabric.assessment import assess
+    from moetraffic.fabric import assess, collisions, load_fabric, route
 
     def assessed(name: str, label: str, routing: str) -> Any:
         trace, (topology, options) = open_trace(name), INPUTS["networks"][label]
         traffic = world_matrices(trace, trace.iterations[:4].tolist())
         network = load_fabric(topology, trace.meta.world, capacity="100Gbps", **options)
-        found = assess(network, network.slots, traffic, routing=routing)
-        links = found.to_frame().sort_values(["source", "destination", "matrix"])
+        data = assess(network, traffic, routing=routing)
+        links = data.frame("loads")
+        links[["source", "destination"]] = links.link.str.split(" -> ", expand=True)
+        links = links.sort_values(["source", "destination", "iteration"])
+        sets = []
+        if routing == "ecmp":
+            sets = collisions(route(network), traffic)
         return {
-            **fields(found, "bottleneck_s bound_s ideal_s bytes_between_hosts"),
+            "bottleneck_s": data.data["bottleneck_s"],
+            "bound_s": data.data["same_nics_bound_s"],
+            "ideal_s": data.data["even_split_s"],
+            "bytes_between_hosts": data.data["bytes_between_hosts"],
             "matrices": traffic,
-            "links": found.loads.shape[1],
+            "links": len(network.links),
             "loads": links.bytes.to_numpy(float),
             "times": links.time_s.to_numpy(float),
-            "bounds": found.bounds_s,
-            "collisions": len(found.collisions),
+            "bounds": data.data["bounds_s"],
+            "collisions": len(sets),
         }
 
     for name in ("run-top2-unbalanced", "run-top8-balanced", "own-settings", "ep16"):
@@ -494,8 +501,8 @@ exchanges served_share reconfigurations moved_experts moved_bytes load_imbalance
 
 def policies_room() -> Cases:
     """Yield completion times of policies, and circuit schedules."""
-    from moetraffic import circuits, evaluate
-    from moetraffic.policies.service.networks import networks_of
+    from moetraffic import circuits
+    from moetraffic.policies.evaluate import evaluate
 
     def evaluated(
         name: str, policies: str, timing: Mapping[str, int], networks: Mapping[str, Any]
@@ -503,16 +510,16 @@ def policies_room() -> Cases:
         found = evaluate(
             file_of(name),
             policies,
-            networks=networks_of(open_trace(name).meta.world, **networks),
+            **networks,
             forecasters=("persistence", "mean", "oracle"),
             iterations=range(32),
             layers=[1, 2],
             most=8,
             **timing,
         )
-        return {"failures": found.failures} | {
+        return {"failures": found.data["failures"]} | {
             f"{row['policy']}/{row['forecaster']}": {s: row[s] for s in SCORES.split()}
-            for row in found.to_frame().to_dict("records")
+            for row in found.rows("scores")
         }
 
     def scheduled(name: str) -> Any:
@@ -536,8 +543,9 @@ def policies_room() -> Cases:
 
 def replay_room() -> Cases:
     """Yield plans of replays, without starting ranks."""
-    from moetraffic.replay.plan.background import BackgroundPattern
-    from moetraffic.replay.request import Request
+    from moetraffic.replay.options import Options
+    from moetraffic.replay.plan.program import programs
+    from moetraffic.replay.run import planned as plan_of
 
     def planned(name: str, given: Mapping[str, Any]) -> Any:
         options = dict(given)
@@ -546,10 +554,10 @@ def replay_room() -> Cases:
         if "iterations" in options:
             options["iterations"] = range(*options["iterations"])
         if "background" in options:
-            layout, model = options.pop("background")
-            options["alongside"] = BackgroundPattern(layout=layout, model=model)
-        request = Request(trace=file_of(name), **options)
-        return plan_figures(request.plan(open_trace(name)))
+            options["background"], options["model"] = options["background"]
+        asked = Options(trace=file_of(name), **options)
+        trace, plan = plan_of(asked, open_trace(name))
+        return plan_figures(plan, programs(trace, plan, range(plan.world)))
 
     for name in (
         "own-settings",
@@ -563,9 +571,9 @@ def replay_room() -> Cases:
             yield f"{name}/replay/{label}", partial(planned, name, options)
 
 
-def plan_figures(plan: Any) -> dict[str, Any]:
+def plan_figures(plan: Any, programs: Mapping[int, Any]) -> dict[str, Any]:
     """Return operations, bytes, order and times of a replay plan, by rank."""
-    from moetraffic.replay.plan.program import KINDS
+    from moetraffic.replay.plan.operations import KINDS
 
     def order(program: Any) -> Iterator[str]:
         for n, operation in enumerate(program.operation.tolist()):
@@ -585,7 +593,7 @@ def plan_figures(plan: Any) -> dict[str, Any]:
         sizes = fields(plan, "total_bytes network_bytes bottleneck_bytes")
         found[KINDS[kind]] = {name: int(size[of].sum()) for name, size in sizes.items()}
         found[KINDS[kind]]["operations"] = int(of.sum())
-    for rank, program in plan.programs.items():
+    for rank, program in programs.items():
         sizes = fields(program, "send_size receive_size send_bytes receive_bytes")
         times = fields(program, "stream after gap_ns due_ns")
         found[f"rank{rank}"] = {"order": order(program), **sizes, **times}
@@ -757,7 +765,7 @@ FORMATS = "perfetto chakra nccl-tests htsim hpcc eplb csv npz parquet"
 def files_room() -> Cases:
     """Yield exports and imports."""
     from moetraffic import export_trace, import_trace
-    from moetraffic.interop.export import ExportOptions
+    from moetraffic.interop.write import ExportOptions
 
     def exported(name: str, form: str) -> Any:
         trace = open_trace(name)

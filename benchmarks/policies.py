@@ -12,6 +12,7 @@ import argparse
 import secrets
 import tempfile
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from dataclasses import replace as changed
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,20 @@ from moetraffic import Trace, __version__, evaluate
 from moetraffic.analysis.cluster import connected
 from moetraffic.cli import main as moetraffic
 from moetraffic.cli.output import progress
-from moetraffic.fabric import Hosts, block
-from moetraffic.fabric.named import named_topology
+from moetraffic.fabric import load_fabric
 from moetraffic.generate import preset_names
-from moetraffic.policies.evaluation import OPTICAL
-from moetraffic.policies.service.optical import crossing, line_bytes
-from moetraffic.policies.service.packet_network import PacketNetwork
-from moetraffic.policies.trace_series import byte_series
+from moetraffic.policies.networks import OPTICAL
+from moetraffic.policies.packets import PacketNetwork
+from moetraffic.policies.series import byte_series
+from moetraffic.policies.service import crossing, line_bytes
 
 BEGIN = "<!-- policies: benchmarks/policies.py -->"
 END = "<!-- end of policies -->"
 
 POLICIES = (
-    *("packets", "rotation", "static-mean", "birkhoff", "solstice", "max-weight"),
-    *("regional", "all-at-once", "sprayed", "shifted-rounds"),
+    *("packets", "rotation", "rotation-two-hop", "static-mean", "birkhoff"),
+    *("solstice", "max-weight", "regional", "all-at-once", "sprayed"),
+    "shifted-rounds",
 )
 NETWORKS = {"single": {}, "leaf-spine": {"oversubscription": 2}, "torus": {}}
 """Packet networks, beside optical circuits; one rank a host, NICs of 400 Gbps."""
@@ -87,13 +88,12 @@ def measure(setting: dict[str, Any], most: int) -> dict[str, Any]:
             (sent,) = byte_series(trace, layers=last).layers.values()
             busiest = np.mean([line_bytes(crossing(one)) for one in sent[:]])
             delay = DELAY * float(busiest) / OPTICAL.rate_bytes_s
-            networks: dict[str, Any] = {"optical": OPTICAL.with_delay(delay)}
-            hosts = Hosts(number=world, nic_bytes_s=OPTICAL.rate_bytes_s)
+            networks: dict[str, Any] = {"optical": changed(OPTICAL, delay_s=delay)}
             for name, options in NETWORKS.items():
-                topology = named_topology(name, hosts, options)
-                slots = block(world, hosts)
-                networks[name] = PacketNetwork(topology=topology, slots=slots)
-            found = evaluate(
+                rate = OPTICAL.rate_bytes_s
+                fabric = load_fabric(name, world, capacity=rate, **options)
+                networks[name] = PacketNetwork(network=fabric)
+            result = evaluate(
                 trace,
                 POLICIES,
                 networks=networks,
@@ -101,12 +101,11 @@ def measure(setting: dict[str, Any], most: int) -> dict[str, Any]:
                 layers=last,
                 most=most,
             )
-    frame = found.to_frame()
     return {
         **setting,
         "ranks": world,
-        "failures": list(found.failures),
-        "scores": frame.to_dict("records"),
+        "failures": list(result.data["failures"]),
+        "scores": result.rows("scores"),
     }
 
 

@@ -32,12 +32,15 @@ import torch.distributed as dist
 from exchanges import exchanges
 from page import save
 
-from moetraffic.launch import RankEnvironment, current_rank, heartbeat, launch
-from moetraffic.replay import make_plan
-from moetraffic.replay.backends.backend import Backend, Call
-from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.execution.pace import parse_pace
-from moetraffic.replay.plan.program import Plan
+from moetraffic.launch.board import State, own
+from moetraffic.launch.environment import RankEnvironment, current_rank
+from moetraffic.launch.ranks import launch
+from moetraffic.replay.options import Options
+from moetraffic.replay.pace import parse_pace
+from moetraffic.replay.plan.operations import operations
+from moetraffic.replay.plan.program import Program, program
+from moetraffic.replay.rank import Passes
+from moetraffic.replay.transport import Transport
 from moetraffic.trace.trace import Trace
 
 LIMITS = {"ratio": 1.05, "ratio_high": 1.10, "p50_us": 100.0, "p99_us": 2000.0}
@@ -49,21 +52,21 @@ PAGE = resource.getpagesize()
 # ---- ranks -----------------------------------------------------------------------
 
 
-def bare(plan: Plan, rank: int, moves: Backend) -> Any:
+def bare(program: Program, moves: Transport) -> Any:
     """The loop to compare with, and its buffers."""
-    program = plan.programs[rank]
     send, receive = (torch.zeros(n, dtype=torch.uint8) for n in program.buffer_bytes)
-    floats = torch.zeros(int(plan.size.max()) // 4 + 1)
-    group = {g: moves._groups[g] for g in np.unique(program.group).tolist()}
-    calls = []
+    floats = torch.zeros(len(receive) // 4 + 1)
+    group = [dist.group.WORLD if g is None else g for g in moves._groups]
+    calls: list[Any] = []
     for n in range(len(program)):
         sends, gets = program.sends(n).tolist(), program.receives(n).tolist()
+        own = group[int(program.group[n])]
         if sends:
             buffers = receive[: sum(gets)], send[: sum(sends)]
-            calls.append((*buffers, gets, sends, group[int(program.group[n])]))
+            calls.append((*buffers, gets, sends, own))
         else:
             into = floats[: int(program.receive_size[n]) // 4]
-            calls.append((into, None, None, None, group[int(program.group[n])]))
+            calls.append((into, None, None, None, own))
 
     def loop() -> float:
         dist.barrier()
@@ -81,19 +84,24 @@ def bare(plan: Plan, rank: int, moves: Backend) -> Any:
 def as_rank(rank_env: RankEnvironment, options: argparse.Namespace) -> None:
     """Be one rank; rank 0 writes what it measured."""
     torch.set_num_threads(1)
-    heartbeat.send("start")
-    with Trace.open(options.trace) as trace:
-        plan = make_plan(trace, ranks=(rank_env.rank,))
-    moves = Backend()
-    moves.start(rank_env, (*plan.groups, tuple(range(rank_env.world))), 60.0)
-    heartbeat.send("ready")
+    own().note("start-up", State.STARTING)
+    path = Path(options.trace)
+    pace = "captured" if options.rank_task == "pace" else "asap"
+    asked = Options(trace=path, pace=parse_pace(pace))
+    with Trace.open(path) as trace:
+        plan = operations(trace)
+        own_program = program(trace, plan, rank_env.rank)
+    moves = Transport("gloo")
+    moves.start(rank_env, plan.groups, 60.0)
+    own().note("", State.READY)
     found: dict[str, Any] = {}
+    before = resident()
+    passes = Passes(asked, plan, own_program, moves)
     if options.rank_task == "pairs":
-        engine = Engine(plan, rank_env.rank, moves)
-        loop = bare(plan, rank_env.rank, moves)
+        loop = bare(own_program, moves)
 
         def replayed() -> float:
-            timing = engine.run()
+            timing = passes.run()
             return float(timing.end[-1] - timing.issue[0]) / 1e9
 
         loop(), replayed()
@@ -104,24 +112,20 @@ def as_rank(rank_env: RankEnvironment, options: argparse.Namespace) -> None:
             both = torch.tensor([took[replayed], took[loop]], dtype=torch.float64)
             dist.all_reduce(both, dist.ReduceOp.MAX)
             rows.append(both.tolist())
-        found = {"pairs": rows, "operations": len(plan.programs[rank_env.rank])}
+        found = {"pairs": rows, "operations": len(own_program)}
     elif options.rank_task == "pace":
-        engine = Engine(plan, rank_env.rank, moves, pace=parse_pace("captured"))
-        timing = engine.run()
+        timing = passes.run()
         found = {"late_us": ((timing.issue - timing.due) / 1e3).tolist()}
     else:
-        before = resident()
-        engine = Engine(plan, rank_env.rank, moves)
         most = [0]
 
-        def watched(call: Call) -> Any:
-            launch = plain(call)
+        def watched(n: int, **more: Any) -> Any:
             most[0] = max(most[0], resident())
-            return launch
+            return plain(n, **more)
 
-        plain, moves.bind = moves.bind, watched  # type: ignore[method-assign]
+        plain, passes.bound.bind = passes.bound.bind, watched  # type: ignore
         begin = time.perf_counter()
-        engine.run()
+        passes.run()
         found = {
             "run_s": time.perf_counter() - begin,
             "before_mb": before / 1e6,
@@ -130,7 +134,7 @@ def as_rank(rank_env: RankEnvironment, options: argparse.Namespace) -> None:
     if rank_env.rank == 0:
         Path(options.result).write_text(json.dumps(found))
     moves.stop()
-    heartbeat.send("done")
+    own().note(state=State.DONE)
 
 
 def resident() -> int:
@@ -148,7 +152,7 @@ def on_ranks(
     """Run this file as ranks under supervision; what rank 0 found."""
     path, result = folder / "trace.h5", folder / "result.json"
     trace.save(path, force=True)
-    command = [sys.executable, __file__, "--rank-task", task, "--trace", str(path)]
+    command = [__file__, "--rank-task", task, "--trace", str(path)]
     command += ["--result", str(result), "--pairs", str(pairs)]
     outcome = launch(command, ranks=ranks)
     if not outcome.ok:
@@ -169,7 +173,8 @@ def planned(path: Path) -> dict[str, float]:
     """Plan a trace for rank 0, in this process: time, and most memory."""
     begin = time.perf_counter()
     with Trace.open(path) as trace:
-        count = len(make_plan(trace, ranks=(0,)))
+        plan = operations(trace)
+        count = len(program(trace, plan, 0))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "operations": count,

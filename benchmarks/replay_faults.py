@@ -69,7 +69,7 @@ def draw(seed: int, number: int) -> Fault:
     kind = FAULTS[name]
     share = {"replay": 0.6, "torchrun": 0.2, "shell": 0.2}
     odds = np.array([share[launcher] for launcher in kind.launchers])
-    ranks = int(random.integers(3, 5))
+    ranks = int(random.integers(3 if kind.and_above else 2, 9))
     first = 1 if kind.and_above else 0  # not all ranks have it
     passes = int(random.integers(1, 3))
     operations = ITERATIONS * LAYERS * 3
@@ -89,7 +89,9 @@ def draw(seed: int, number: int) -> Fault:
 
 def expected(fault: Fault, trace: Path) -> str:
     """What the sentence must match."""
-    from moetraffic.replay import make_plan
+    from moetraffic.replay.options import Options
+    from moetraffic.replay.plan.program import program
+    from moetraffic.replay.run import counted_name, planned
     from moetraffic.trace.trace import Trace
 
     kind = FAULTS[fault.kind]
@@ -101,12 +103,19 @@ def expected(fault: Fault, trace: Path) -> str:
         return "cannot reach rank 0 at"  # it serves the rendezvous
     if kind.and_above and 2 * rank < fault.ranks:
         rank = 0  # the lowest of the fewer
+    if kind.agreed and fault.ranks == 2:
+        rank = 1  # neither are the fewer
     if not place:
         with Trace.open(trace) as opened:
-            plan = make_plan(opened, ranks=(fault.rank,))
-        program = plan.programs[fault.rank]
-        name = plan.name(int(program.operation[fault.operation % len(program)]))
-        place = re.escape(name)
+            options = Options(trace=trace, verify=fault.verify)
+            replayed, plan = planned(options, opened)
+            own = program(replayed, plan, fault.rank)
+        if fault.kind == "wrong splits":
+            call = own.operation[fault.operation % len(own)]
+            place = re.escape(plan.name(int(call)))
+        else:
+            name = counted_name(options, plan, own, fault.operation)
+            place = re.escape(name)
     return rf"rank {rank} at {place}.*({kind.said})"
 
 
@@ -266,7 +275,7 @@ def prepare(folder: Path) -> None:
         "spec.loader.exec_module(faults)\n"
         "faults.arm()\n"
     )
-    for ranks in (3, 4):
+    for ranks in range(2, 9):
         place = folder / str(ranks)
         place.mkdir()
         for name, seed, late_ns in (

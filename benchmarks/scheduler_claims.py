@@ -3,8 +3,8 @@
 Usage: python benchmarks/scheduler_claims.py [--matrices 4] [--seed N]
 
 FAST: 4 hosts of 8 ranks, 450 GB/s inside and 50 GB/s a NIC as 4 x 8 H200, one switch.
-"All at once" has ideal congestion control (max-min fair), so it has no incast losses,
-which NCCL and RCCL have.  EPLB: 32 ranks, 64 experts and 32 redundant replicas, planned
+"All at once" has ideal congestion control, so it has no incast losses, which NCCL and
+RCCL have.  EPLB: 32 ranks, 64 experts and 32 redundant replicas, planned
 anew every 10 iterations from the last known one.  The seed is drawn if none is given.
 """
 
@@ -16,13 +16,11 @@ from pathlib import Path
 import numpy as np
 from page import save
 
-from moetraffic import generate_trace
-from moetraffic.fabric import Hosts, block, single_switch
-from moetraffic.policies.evaluation import evaluate
-from moetraffic.policies.exchange_series import ExchangeSeries
-from moetraffic.policies.service.cluster import Cluster
-from moetraffic.policies.service.packet_network import PacketNetwork
-from moetraffic.policies.trace_series import byte_series
+from moetraffic import evaluate, generate_trace
+from moetraffic.fabric import Hosts, single_switch
+from moetraffic.policies.cluster import Cluster
+from moetraffic.policies.packets import PacketNetwork
+from moetraffic.policies.series import ExchangeSeries, byte_series
 
 RANKS = 32
 PRESETS = ("top1-unbalanced-late", "top2-balanced-late", "top8-lossfree-late")
@@ -47,30 +45,32 @@ def drawn(rng: np.random.Generator, skew: float) -> ExchangeSeries:
 def gains_of_fast(series: ExchangeSeries, most: int) -> list[float | list[float]]:
     """Return a row: two baselines over FAST, FAST over the bound and with old plans."""
     hosts = Hosts(number=4, ranks=8, nic_bytes_s=50e9, inside_bytes_s=450e9)
-    network = PacketNetwork(topology=single_switch(hosts), slots=block(RANKS, hosts))
-    found = evaluate(
+    network = PacketNetwork(network=single_switch(hosts))
+    result = evaluate(
         series,
         ["fast", "all-at-once", "shifted-rounds"],
         networks={"hosts": network},
         forecasters=["persistence"],
         most=most,
     )
-    if found.failures:
-        raise SystemExit(" ".join(found.failures))
-    by = {(s.policy, s.forecaster): s for s in found.scores}
+    if failures := result.data["failures"]:
+        raise SystemExit(" ".join(failures))
+    rows = result.rows("scores")
+    by = {(row["policy"], row["forecaster"]): n for n, row in enumerate(rows)}
+    times = result.data["by_iteration_s"]
     fast = by["fast", "oracle"]
     gains: list[float | list[float]] = [
-        (np.array(by[name, "none"].by_iteration_s) / fast.by_iteration_s).tolist()
+        (np.array(times[by[name, "none"]]) / times[fast]).tolist()
         for name in ("all-at-once", "shifted-rounds")
     ]
-    stale = by["fast", "persistence"].completion_mean_s / fast.completion_mean_s
-    return [*gains, fast.over_bound.value, stale]
+    stale = rows[by["fast", "persistence"]]["completion_mean_s"]
+    return [*gains, rows[fast]["over_bound"], stale / rows[fast]["completion_mean_s"]]
 
 
 def gains_of_eplb(preset: str, seed: int) -> list[float | list[float]]:
     """Return a row: max/mean load contiguous, EPLB as planned, EPLB with the truth."""
     trace = generate_trace(preset, iterations=64, ranks=RANKS, experts=64, seed=seed)
-    found = evaluate(
+    result = evaluate(
         trace,
         ["contiguous", "eplb"],
         networks={"cluster": Cluster(rate_bytes_s=50e9, replicas=32)},
@@ -78,12 +78,13 @@ def gains_of_eplb(preset: str, seed: int) -> list[float | list[float]]:
         hold=10,
         layers=trace.layers[:1],
     )
-    by = {(s.policy, s.forecaster): s for s in found.scores}
+    by = {(row["policy"], row["forecaster"]): row for row in result.rows("scores")}
     plain = by["contiguous", "none"]
     planned = [by["eplb", name] for name in ("persistence", "oracle")]
+    took = plain["completion_mean_s"]
     return [
-        *(s.load_imbalance for s in (plain, *planned)),
-        *(plain.completion_mean_s / s.completion_mean_s for s in planned),
+        *(row["load_imbalance"] for row in (plain, *planned)),
+        *(took / row["completion_mean_s"] for row in planned),
     ]
 
 

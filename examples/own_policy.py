@@ -3,8 +3,8 @@
 Usage: moetraffic evaluate run.h5 --policy rotation,examples/own_policy.py:FewCircuits
 """
 
+from moetraffic.policies.optical import Matchings, max_weight_matchings
 from moetraffic.policies.policy import View
-from moetraffic.policies.service.optical import Matchings, max_weight_matchings
 
 
 class FewCircuits:

@@ -32,8 +32,9 @@ import torch
 import torch.distributed as dist
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.launch import RankEnvironment, current_rank, heartbeat, rendezvous
-from moetraffic.launch.machine_resources import own_gpu
+from moetraffic.launch.board import Cause, State, own
+from moetraffic.launch.devices import own_gpu
+from moetraffic.launch.environment import RankEnvironment, current_rank, rendezvous
 from moetraffic.models.parallelism.groups import ParallelGroups, connect
 from moetraffic.patterns import Layout, Workload
 
@@ -56,7 +57,7 @@ TIMEOUT = timedelta(minutes=5)
 
 def main() -> int:
     """Train one rank of the configured workload; return the exit code."""
-    heartbeat.send("start")
+    own().note(state=State.STARTING)
     stop = StopSignal()
     try:
         rank_env = current_rank()
@@ -79,17 +80,17 @@ def main() -> int:
             lines = str(error).splitlines() or [type(error).__name__]
             # what torch raises when another rank is gone or late
             peer = isinstance(error, dist.DistError) or "gloo" in str(error)
-            heartbeat.send("error", message=lines[0], cause="peer" if peer else "own")
+            own().fail(lines[0], Cause.PEER if peer else Cause.OWN)
             raise
     if stop.caught:
         return 128 + stop.caught
-    heartbeat.send("done")
+    own().note(state=State.DONE)
     return 0
 
 
 def _refuse(sentence: str) -> int:
     """Report the error that ends this rank; return the exit code."""
-    heartbeat.send("error", message=sentence, cause="own")
+    own().fail(sentence)
     print(f"moetraffic: {sentence}", file=sys.stderr)
     return 2
 
@@ -142,7 +143,7 @@ def _run(workload: Workload, stop: StopSignal) -> None:
     groups = None
     if not workload.training.virtual:
         groups = connect(workload.layout, timeout=TIMEOUT)
-    heartbeat.send("ready")
+    own().note(state=State.READY)
     with _recorder(workload, groups) as recorder, stop.noted_in(recorder):
         if groups is not None:
             train(workload, recorder, _send_step, groups=groups, stop=stop)
@@ -164,9 +165,7 @@ def _watch(workload: Workload) -> AbstractContextManager[Callable[[], bool]]:
 
 
 def _send_step(iteration: int, loss: float) -> None:
-    heartbeat.send(
-        "step", operation=f"iteration {iteration}", iteration=iteration, loss=loss
-    )
+    own().note(f"iteration {iteration}", done=iteration + 1, value=loss)
 
 
 def _recorder(

@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from moetraffic.analysis import analyze, compare
     from moetraffic.analysis.placement import place
     from moetraffic.capture import Recorder
+    from moetraffic.capture.training import capture_run
     from moetraffic.fabric.named import load_fabric
     from moetraffic.generate import generate_trace
     from moetraffic.interop import import_trace
     from moetraffic.interop.anonymization import anonymize
-    from moetraffic.interop.export import export_trace
-    from moetraffic.launch.training import capture_run
-    from moetraffic.policies.circuits.run_schedule import circuits
-    from moetraffic.policies.evaluation import evaluate
+    from moetraffic.interop.write import export_trace
+    from moetraffic.policies.evaluate import evaluate
+    from moetraffic.policies.schedule import circuits
     from moetraffic.replay import replay_trace
     from moetraffic.report.page import write_report
     from moetraffic.timemodel import estimate
@@ -92,12 +92,12 @@ _MODULES = {
     "Trace": "moetraffic.trace",
     "analyze": "moetraffic.analysis",
     "anonymize": "moetraffic.interop.anonymization",
-    "capture_run": "moetraffic.launch.training",
-    "circuits": "moetraffic.policies.circuits.run_schedule",
+    "capture_run": "moetraffic.capture.training",
+    "circuits": "moetraffic.policies.schedule",
     "compare": "moetraffic.analysis",
     "estimate": "moetraffic.timemodel",
-    "evaluate": "moetraffic.policies.evaluation",
-    "export_trace": "moetraffic.interop.export",
+    "evaluate": "moetraffic.policies.evaluate",
+    "export_trace": "moetraffic.interop.write",
     "generate_trace": "moetraffic.generate",
     "import_trace": "moetraffic.interop",
     "load_fabric": "moetraffic.fabric.named",

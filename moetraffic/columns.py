@@ -489,6 +489,134 @@ COLUMNS: dict[str, Column] = {
     "largest_flows_number_share": Column(
         "share of flows", ".1%", "share", "float64", "the largest flows, at least one"
     ),
+    # ---- networks --------------------------------------------------------------------
+    "quantity": Column("", "", "", "str", "what a time or amount is of"),
+    "mean_s": Column("mean", "s", "s", "float64", "mean over iterations"),
+    "max_s": Column("max", "s", "s", "float64", "largest of all iterations"),
+    "where": Column("where", "", "", "str", "links or cuts, as text"),
+    "bound": Column("lower bound", "", "", "str", "port, rank or family of cuts"),
+    "bound_s": Column(
+        "bound",
+        "s",
+        "s",
+        "float64",
+        "largest lower bound, mean of iterations; of calls of a kind: the sum",
+    ),
+    "holds_for": Column("holds for", "", "", "str", "routings that it bounds"),
+    "link": Column("link", "", "", "str", "directed link, or several as text"),
+    "links": Column("links", "", "", "str", "set of equal-cost links of one switch"),
+    "capacity_bytes_s": Column(
+        "capacity", "bit/s", "bytes/s", "float64", "rate of the link, one way"
+    ),
+    "mean_bytes": Column("mean bytes", "bytes", "bytes", "float64", "an iteration"),
+    "slowest_in": Column(
+        "slowest in", "d", "", "int64", "iterations in which it is the slowest link"
+    ),
+    "time_s": Column("time", "s", "s", "float64", "bytes over capacity"),
+    "flows": Column("flows", ".3g", "", "float64", "hashed over the set, mean"),
+    "max_flows": Column("most on one", ".3g", "", "float64", "flows of a link, mean"),
+    "expected_max_flows": Column(
+        "expected", ".3g", "", "float64", "most flows on one link by random hashing"
+    ),
+    "no_collision": Column(
+        "P(no collision)", ".2g", "", "float64", "probability by random hashing"
+    ),
+    "over_even": Column(
+        "bytes over even", ".3f", "", "float64", "fullest link over an even split"
+    ),
+    "has_slowest": Column(
+        "slowest link", "", "", "bool", "whether the slowest link is in the set"
+    ),
+    "failed": Column("failed", "", "", "str", "cable whose both directions fail"),
+    "over_intact": Column(
+        "over intact", ".3g", "", "float64", "time over that of the intact network"
+    ),
+    "oversubscription": Column(
+        "ratio", "g", "", "float64", "capacity of a leaf's NICs over its uplinks"
+    ),
+    "over_first": Column("over first", ".3g", "", "float64", "over the first ratio"),
+    "switches": Column("switches", "d", "", "int64", "leaves and spines"),
+    "exchange": Column("exchange", "", "", "str", "phase, label or operation"),
+    "circuits": Column("circuits", ".4g", "", "float64", "configurations, mean"),
+    "terms_50": Column("for 50%", ".4g", "", "float64", "for half of the bytes"),
+    "terms_90": Column("for 90%", ".4g", "", "float64", "for 90% of the bytes"),
+    "terms_99": Column("for 99%", ".4g", "", "float64", "for 99% of the bytes"),
+    "sending_s": Column("transfer", "s", "s", "float64", "circuits send, mean"),
+    "completion_s": Column(
+        "completion", "s", "s", "float64", "transfer and reconfigurations, mean"
+    ),
+    "sending_share": Column(
+        "duty cycle", ".1%", "share", "float64", "transfer over completion"
+    ),
+    "demand_bytes": Column("bytes", "bytes", "bytes", "float64", "between ranks, mean"),
+    "matrix": Column("matrix", "", "", "str", "what is scheduled"),
+    "shift_s": Column("time shift", "s", "s", "float64", "of the job, later"),
+    "period_s": Column("period", "s", "s", "float64", "iteration time of the job"),
+    "on_circle": Column(
+        "on circle", "d", "", "int64", "iterations in the common period of the jobs"
+    ),
+    "mean_load": Column("mean load", ".1%", "share", "float64", "of the capacity"),
+    "peak_load": Column("peak load", ".1%", "share", "float64", "of the capacity"),
+    # ---- policies --------------------------------------------------------------------
+    "policy": Column("policy", "", "", "str", "name of the policy"),
+    "forecaster": Column("forecast", "", "", "str", "that plans are made from"),
+    "family": Column("family", "", "", "str", "circuits, transmission or placement"),
+    "network": Column("network", "", "", "str", "what serves the plans"),
+    "age": Column(
+        "age",
+        "d",
+        "iterations",
+        "int64",
+        "from the newest known one to the planned one",
+    ),
+    "delay_s": Column("delay", "s", "s", "float64", "of a reconfiguration"),
+    "circuits_of_port": Column("circuits a port", "d", "", "int64", "at the same time"),
+    "exchanges": Column("exchanges", "d", "", "int64", "that were served"),
+    "completion_p50_s": Column("p50", "s", "s", "float64", "median completion time"),
+    "completion_p99_s": Column("p99", "s", "s", "float64", "of completion times"),
+    "completion_mean_s": Column("mean", "s", "s", "float64", "completion time"),
+    "over_bound": Column(
+        "over bound", ".3g", "", "float64", "sum of times over sum of lower bounds"
+    ),
+    "over_bound_interval": Column("95% CI", ".3g", "", "float64", "of the ratio"),
+    "regret": Column(
+        "cost of forecast",
+        ".1%",
+        "share",
+        "float64",
+        "time over that of the same policy with the true traffic, minus 1",
+    ),
+    "regret_interval": Column("95% CI", ".1%", "share", "float64", "of the cost"),
+    "over_fastest": Column(
+        "over fastest", ".1%", "share", "float64", "more time than the fastest policy"
+    ),
+    "over_fastest_interval": Column("95% CI", ".1%", "share", "float64", "paired"),
+    "served_share": Column(
+        "served share", ".1%", "share", "float64", "bytes that the plan itself carries"
+    ),
+    "reconfigurations": Column(
+        "reconfigurations", ".3g", "", "float64", "mean of an exchange"
+    ),
+    "moved_experts": Column("moved experts", ".3g", "", "float64", "mean of a plan"),
+    "moved_bytes": Column("moved", "bytes", "bytes", "float64", "experts, mean"),
+    "load_imbalance": Column(
+        "max/mean load", ".3f", "", "float64", "token copies of ranks, mean"
+    ),
+    "planning_p50_s": Column("planning", "s", "s", "float64", "CPU time of a plan"),
+    "planning_max_s": Column("planning max", "s", "s", "float64", "CPU time of a plan"),
+    "pays_below_s": Column(
+        "circuits pay below",
+        "s",
+        "s",
+        "float64",
+        "delay from which packets alone are never slower",
+    ),
+    "traces": Column("traces", "d", "", "int64", "that means are over"),
+    "rates": Column("rates", "", "", "str", "rates and delay of a network"),
+    "reference": Column("lower bound", "", "", "str", "what the bound counts"),
+    "transfer_s": Column(
+        "transfer", "s", "s", "float64", "of the mean exchange's busiest port"
+    ),
     # ---- comparison ------------------------------------------------------------------
     "first": Column("first", "", "", "float64", "mean, or setting, of the first run"),
     "second": Column("second", "", "", "float64", "of the second run"),
@@ -533,6 +661,134 @@ COLUMNS: dict[str, Column] = {
         "busbw", "GB/s", "bytes/s", "float64", "bytes of the busiest link over time"
     ),
     "ratio_interval": Column("95% CI", ".3g", "", "float64", "interval of the ratio"),
+    # ---- replay ----------------------------------------------------------------------
+    "p50": Column("p50", "s", "s", "float64", "median transfer, from the last call"),
+    "p99": Column("p99", "s", "s", "float64", "99% of the transfers are shorter"),
+    "busbw_gbs": Column(
+        "GB/s",
+        "digits",
+        "GB/s",
+        "float64",
+        "busbw: bytes of the busiest link over time",
+    ),
+    "busbw_interval": Column("95% CI", "digits", "GB/s", "float64", "of the busbw"),
+    "busbw_gbit_s": Column("Gbit/s", "digits", "Gbit/s", "float64", "the same busbw"),
+    "busbw_low": Column("low", "GB/s", "bytes/s", "float64", "95% interval of a busbw"),
+    "busbw_high": Column("high", "GB/s", "bytes/s", "float64", "95% interval"),
+    "waits": Column(
+        "waiting", ".0%", "share", "float64", "of the time in calls, for late ranks"
+    ),
+    "sent": Column("sent", "bytes", "bytes", "int64", "bytes sent to other ranks"),
+    "transfer_p90": Column(
+        "transfer p90", "s", "s", "float64", "90% of the transfers are shorter"
+    ),
+    "transfer_max": Column("transfer max", "s", "s", "float64", "longest transfer"),
+    "call_p50": Column(
+        "call p50", "s", "s", "float64", "from the call to the end, slowest member"
+    ),
+    "call_p90": Column("call p90", "s", "s", "float64", "90% of the calls are shorter"),
+    "call_p99": Column("call p99", "s", "s", "float64", "99% of the calls are shorter"),
+    "call_max": Column("call max", "s", "s", "float64", "longest call"),
+    "call_total": Column("call, total", "s", "s", "float64", "time of all calls"),
+    "last_rank": Column("last rank", "number", "", "int64", "most often last to call"),
+    "last_share": Column("last in", ".0%", "share", "float64", "of these calls"),
+    "undetermined": Column(
+        "below clock error", ".0%", "share", "float64", "of the transfers"
+    ),
+    "baseline": Column(
+        "over",
+        "",
+        "",
+        "str",
+        "what times are divided by: captured (transfers), captured calls, bound (lower "
+        "bound of a network), or ports (measured)",
+    ),
+    "host": Column("host", "", "", "str", "name of the rank's host"),
+    "cores": Column("cores", "d", "", "int64", "processors of the host"),
+    "others": Column(
+        "used by others", ".2g", "cores", "float64", "processors, during the replay"
+    ),
+    "send": Column(
+        "sends at", "GB/s", "bytes/s", "float64", "payload rate of its port"
+    ),
+    "send_low": Column("low", "GB/s", "bytes/s", "float64", "95% interval"),
+    "send_high": Column("high", "GB/s", "bytes/s", "float64", "95% interval"),
+    "receive": Column(
+        "receives at", "GB/s", "bytes/s", "float64", "the same, receiving"
+    ),
+    "receive_low": Column("low", "GB/s", "bytes/s", "float64", "95% interval"),
+    "receive_high": Column("high", "GB/s", "bytes/s", "float64", "95% interval"),
+    "slow": Column(
+        "slow", "", "", "str", "direction below 0.8 of the other ranks' median rate"
+    ),
+    "error_p50": Column(
+        "issue error p50", "s", "s", "float64", "issue time off the due time, absolute"
+    ),
+    "error_p90": Column("p90", "s", "s", "float64", "90% of the errors are smaller"),
+    "error_p99": Column("p99", "s", "s", "float64", "99% of the errors are smaller"),
+    "error_max": Column("max", "s", "s", "float64", "largest error"),
+    "error_mean": Column("mean", "s", "s", "float64", "signed; above 0: late"),
+    "late_calls": Column(
+        "late", "d", "", "int64", "calls more than 1 ms after they were due"
+    ),
+    "behind": Column("behind", "s", "s", "float64", "at the last call, at most"),
+    "behind_rank": Column("rank", "number", "", "int64", "that was furthest behind"),
+    "schedule": Column("schedule", "s", "s", "float64", "length on the worst rank"),
+    "took": Column("took", "s", "s", "float64", "first to last call on that rank"),
+    "background": Column(
+        "background",
+        "",
+        "",
+        "str",
+        "all-to-alls with background traffic, or with its smallest sizes, over those "
+        "alone; bytes: with it over with its smallest sizes",
+    ),
+    "stream": Column("stream", "", "", "str", "operations that follow each other"),
+    "largest_bytes": Column(
+        "largest",
+        "bytes",
+        "bytes",
+        "int64",
+        "most that a rank sends or receives at once",
+    ),
+    "buffer_bytes": Column("buffers", "bytes", "bytes", "int64", "to send and receive"),
+    "memory": Column(
+        "memory", "bytes", "bytes", "int64", "of buffers, times and prepared calls"
+    ),
+    # ---- benchmark of collectives ----------------------------------------------------
+    "collective": Column("collective", "", "", "str", "as nccl-tests names it"),
+    "size_bytes": Column("size, B", "d", "bytes", "int64", "as nccl-tests counts it"),
+    "time_us": Column("time, us", ".2f", "us", "float64", "mean, on the slowest rank"),
+    "algbw_gbs": Column("algbw, GB/s", ".3f", "GB/s", "float64", "size over time"),
+    "platform": Column("platform", "", "", "str", "name of the measured system"),
+    "protocol": Column("protocol", "", "", "str", "name of its network protocol"),
+    "ranks": Column("ranks", "d", "", "int64", "number of ranks, of the collective"),
+    "span": Column("hosts", "d", "", "int64", "hosts that the ranks are on"),
+    "wire_bytes": Column(
+        "wire",
+        "bytes",
+        "bytes",
+        "int64",
+        "bytes that the busiest link carries each way",
+    ),
+    "count": Column("count", "d", "", "int64", "elements of the size"),
+    "redop": Column("redop", "", "", "str", "sum, or none"),
+    "root": Column("root", "number", "", "int64", "root of the collective; -1: none"),
+    "wrong": Column(
+        "wrong", "number", "", "int64", "elements, of all ranks; -1: not checked"
+    ),
+    "from_bytes": Column("from", "bytes", "bytes", "int64", "smallest size"),
+    "to_bytes": Column("to", "bytes", "bytes", "int64", "largest size"),
+    "busbw_at": Column("at", "bytes", "bytes", "int64", "size of the largest busbw"),
+    "alpha_us": Column(
+        "alpha, us", "digits", "us", "float64", "latency of a step, by Hockney's model"
+    ),
+    "beta_gbs": Column(
+        "beta, GB/s", "digits", "GB/s", "float64", "busbw that large sizes approach"
+    ),
+    "fit_error": Column(
+        "error", ".0%", "share", "float64", "median, of the fit at sizes left out of it"
+    ),
     # ---- contents of a trace ---------------------------------------------------------
     "call": Column("call", "", "", "str", "phase of a layer, or name of another call"),
     "calls_per_iteration": Column(
@@ -749,6 +1005,12 @@ COLUMNS: dict[str, Column] = {
         "bool",
         "whether it is below the standard deviation over seeds",
     ),
+    # ---- export ----------------------------------------------------------------------
+    "format": Column("--to", "", "", "str", "file format of another tool"),
+    "output": Column("-o", "", "", "str", "suffix of the file's name, or a folder"),
+    "contents": Column("contents", "", "", "str", "what a file of the format holds"),
+    "read_by": Column("read by", "", "", "str", "tools that read the format"),
+    "limits": Column("limits", "", "", "str", "what the format cannot represent"),
 }
 
 
@@ -766,7 +1028,7 @@ def cell_text(value: Any, form: str = "") -> str:
     """
     if hasattr(value, "item"):  # numpy's scalars
         value = value.item()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         ends = [cell_text(end, form) for end in value]
         return " to ".join(ends) if all(ends) else ""
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
 """Replay the captured traffic of a trace on a network."""
 
-from .local import replay_trace
-from .plan.planning import make_plan
-from .plan.program import Plan, Program
+from .plan.operations import Plan, operations
+from .plan.program import Program, program, programs
+from .run import replay_trace
 
-__all__ = ["Plan", "Program", "make_plan", "replay_trace"]
+__all__ = ["Plan", "Program", "operations", "program", "programs", "replay_trace"]

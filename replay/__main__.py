@@ -1,146 +1,58 @@
 """Command line ``python -m moetraffic.replay``: start ranks, or run as one rank.
 
 Without a rank in the environment, the process starts the ranks on this host; under
-torchrun, srun or the launcher of moetraffic, it is a rank.  Exit codes: 0; 2 for an
-error (printed as one sentence); 130 after Ctrl-C.
+torchrun and srun it is a rank.  Exit codes: 0; 2 for an error (printed as one
+sentence); 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
+from typer import Argument, Option
 
-from moetraffic.launch import current_rank
-from moetraffic.replay.backends.nccl_environment import nccl_settings
-from moetraffic.replay.execution.pace import Pace, parse_pace
-from moetraffic.replay.plan.background import parse_background
-from moetraffic.replay.plan.program import Plan
-from moetraffic.replay.plan.selection import Verification
-from moetraffic.replay.results.console import print_result, progress_display
-from moetraffic.replay.results.machine_load import load_now
-from moetraffic.replay.results.result import Replay
-from moetraffic.replay.results.summary import sentences
-from moetraffic.replay.results.summary_tables import PARTS, replay_tables
+from moetraffic.cli.output import progress
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, show
+from moetraffic.errors import ReplayError
+from moetraffic.files import validate_output
+from moetraffic.launch.environment import current_rank
 from moetraffic.report.console.command import Command
-from moetraffic.report.console.options import (
-    AllTables,
-    AsJson,
-    Iterations,
-    Layers,
-    Setting,
-    field_options,
-    only_option,
-    option,
-    parts_of,
-    takes,
-    trace_output,
-)
-from moetraffic.report.console.terminal import announce, run
+from moetraffic.report.console.options import Iterations, Layers, option, trace_output
+from moetraffic.report.console.terminal import announce, run, say
+from moetraffic.report.write import validate
+from moetraffic.result import Result
 from moetraffic.trace.iterations import layer_numbers
+from moetraffic.trace.trace import Trace
 from moetraffic.trace.what_if.rescale import Scaling, factor_of
 
 from .failure import run_to_exit
-from .local import replay
-from .request import Request
+from .options import Options, check_backend
+from .pace import parse_pace
+from .plan.operations import Plan
+from .results.dry_run import by_rank, dry_run, write_program
+from .results.load import load_now
+from .run import planned, replay
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-DRY, TRAFFIC = "Dry run", "Ranks, bytes and background traffic"
-EXECUTION, RESULTS = "Execution", "Baselines and results"
+TRAFFIC, EXECUTION = "Ranks, bytes and background traffic", "Execution"
+NETWORK, RESULTS = "Lower bound and dry run", "Results"
 
-SCALING = field_options(
-    Scaling,
-    TRAFFIC,
-    {
-        "fold": "Combine ranks into N: N, N:strided, or nodes.",
-        "expand": "Share each rank among more, N in total.",
-        "ranks": "Replay only the ranks of a list, renumbered: 0,4:8.",
-        "dispatcher": "Algorithm that moves the captured routing: plain, padded, "
-        "by-rank (a token once for each rank), two-level, or deduplicated (once for "
-        "each node).",
-        "ranks_per_node": "Ranks of a node, for --dispatcher; 0 for the trace's nodes.",
-        "rank_map": "Replay rank of each rank: a file, or 0,0,1,- (- leaves one out).",
-        "factor": Setting(
-            "Multiply all bytes by a factor: x0.1, x1/8.",
-            "--bytes",
-            kind=str,
-            default="x1",
-        ),
-        "self_traffic": Setting(
-            "Keep or drop rank-local (self) traffic, which is a copy in memory.",
-            kind=str,
-            default="keep",
-            rule={"choices": ("keep", "drop")},
-        ),
-        "missing": Setting(
-            "Complete missing records by a rule: peers or mean.", "--complete-missing"
-        ),
-    },
-)
-VERIFICATION = field_options(
-    Verification,
-    EXECUTION,
-    {
-        "depth": Setting(
-            "Check the bytes of all operations, of a sample, or of none, in a pass "
-            "before the timed one; sizes are always checked.",
-            "--verify",
-        ),
-        "share": Setting("Share of each site's operations in a sample.", "--sample"),
-        "seed": Setting("Seed of the sample.", "--sample-seed"),
-    },
-)
-PACE = field_options(
-    Pace, EXECUTION, {"gaps": "How to spend gaps; gemm needs a CUDA device."}
-)
-EXECUTED = field_options(
-    Request,
-    EXECUTION,
-    {
-        "backend": "Communication backend: gloo, gloo-duplex, nccl, or another one of "
-        "torch.",
-        "dense": "Replay the collectives of the trace other than all-to-alls.",
-        "dtype": "Data type in which reductions compute.",
-        "warm_up": "Number of iterations that run before, untimed.",
-        "repeat": "Number of timed passes (runs), for intervals between runs.",
-        "probe": Setting(
-            "Measure the rate of each rank's port, and an even all-to-all, before.",
-            "--probe",
-        ),
-        "graphs": Setting("Run each iteration as one CUDA graph (NCCL).", "--graphs"),
-        "timeout_s": Setting("Seconds that an operation may take.", "--timeout"),
-        "start_timeout_s": Setting(
-            "Seconds until all ranks must be ready.", "--start-timeout"
-        ),
-        "pairs": "Number of pairs of passes with and without background traffic.",
-    },
-)
-COMPARED = field_options(
-    Request,
-    RESULTS,
-    {
-        "capacity": "Link capacity of a rank, for the lower bound: 400Gbps, 50GB/s.",
-        "topology": "Network for the lower bound: a name as in moetraffic fabric, or a "
-        "JSON file.",
-        "bandwidth": "Table of moetraffic bench to compare the times with.",
-        "fidelity": "JSON file to write: comparison with the captured run.",
-        "force": Setting("Overwrite existing outputs.", "--force"),
-    },
-)
-
-_STARTING_RANKS = """
+STARTING_RANKS = """
 Ranks on several hosts are started by torchrun or srun instead of --nproc, the same
-command on each host; one process is one rank, and rank 0 writes and prints.
+command on each host; one process is one rank, and rank 0 writes and prints. Every rank
+needs the trace, at a path of its host.
 
 The rendezvous is on rank 0's host. torchrun sets it (--rdzv-endpoint HOST:PORT). Under
 srun it is the step's first host, with a port that follows from the job. MASTER_ADDR and
 MASTER_PORT, set for all ranks, override it, and set it for any other launcher that sets
-RANK, WORLD_SIZE and LOCAL_RANK. The port must be free, and reachable from all hosts;
-every rank needs the trace, at a path of its host.
+RANK, WORLD_SIZE and LOCAL_RANK.
 
 torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29500
 -m moetraffic.replay run.h5 -o replayed.h5 --backend nccl
@@ -150,128 +62,223 @@ run.h5 -o replayed.h5 --backend nccl
 """
 
 
-@app.command(cls=Command, epilog=_STARTING_RANKS)
-@takes(
-    scaling=SCALING,
-    verification=VERIFICATION,
-    waiting=PACE,
-    executed=EXECUTED,
-    compared=COMPARED,
-)
+@app.command(cls=Command, epilog=STARTING_RANKS)
 def command(
-    trace: Annotated[Path, typer.Argument(help="Trace file to replay.")],
+    trace: Annotated[Path, Argument(help="Trace file to replay.")],
     output: Path | None = trace_output(None, "Trace to write, with the new times."),
-    nproc: int | None = option(
-        None, "Ranks to start on this host.", shown="the trace's"
-    ),
+    nproc: Annotated[
+        int | None,
+        Option(help="Ranks to start on this host.", show_default="the trace's"),
+    ] = None,
     iterations: Iterations = None,
     layers: Layers = None,
-    alongside: str = option(
-        "",
-        "Layout of background traffic: tp=2,pp=2,dp=2.",
-        "--background",
+    fold: str = option("", "Combine ranks into N: N, N:strided, nodes.", panel=TRAFFIC),
+    expand: str = option("", "Share each rank among more, N in all.", panel=TRAFFIC),
+    ranks: str = option("", "Replay only these ranks: 0,4:8.", panel=TRAFFIC),
+    rank_map: str = option(
+        "", "Replay rank of each rank: a file, or 0,0,1,- (-: none).", panel=TRAFFIC
+    ),
+    factor: str = option("x1", "Multiply all bytes: x0.1.", "--bytes", panel=TRAFFIC),
+    self_traffic: str = option(
+        "keep",
+        "Rank-local traffic: keep or drop.",
+        choices=("keep", "drop"),
         panel=TRAFFIC,
     ),
-    model: str = option(
-        "", "Model preset of background traffic: see moetraffic models."
+    missing: str = option(
+        "",
+        "Complete missing records: peers or mean.",
+        "--complete-missing",
+        panel=TRAFFIC,
+    ),
+    dispatcher: str = option(
+        "",
+        "Send what another dispatcher would: plain, padded, by-rank, two-level, "
+        "deduplicated.",
+        panel=TRAFFIC,
+    ),
+    ranks_per_node: int = option(
+        0, "Ranks of a node for --dispatcher.", shown="the trace's", panel=TRAFFIC
+    ),
+    dense: bool = option(
+        True,
+        "Replay other collectives than all-to-alls, too.",
+        "--dense/--no-dense",
+        panel=TRAFFIC,
+    ),
+    background: str = option(
+        "", "Add the dense traffic of a layout: tp=2,pp=2,dp=2.", panel=TRAFFIC
+    ),
+    model: str = option("", "Model preset of --background.", panel=TRAFFIC),
+    pairs: int = option(
+        0, "Pairs of passes with and without --background.", min=0, panel=TRAFFIC
+    ),
+    backend: str = option(
+        "gloo", "gloo, gloo-duplex, nccl, or another of torch.", panel=EXECUTION
     ),
     pace: str = option(
-        "asap", "asap, captured (gaps), scaled:X (gaps times X), or open-loop."
+        "asap",
+        "asap, captured (gaps), scaled:X (gaps times X), or open-loop.",
+        panel=EXECUTION,
     ),
-    dry_run: bool = option(
-        False, "Print the plan; start no ranks.", "--dry-run", panel=DRY
+    gaps: str = option(
+        "spin",
+        "How to spend gaps; gemm needs a GPU.",
+        choices=("sleep", "spin", "gemm"),
+        panel=EXECUTION,
     ),
-    program: Path | None = option(None, "CSV file of every operation.", panel=DRY),
-    hockney: str = option(
-        "", "Estimate times by Hockney's model: 10us,50GB/s.", panel=DRY
+    graphs: bool = option(
+        False, "Run each iteration as one CUDA graph.", "--graphs", panel=EXECUTION
+    ),
+    verify: str = option(
+        "full",
+        "Check the bytes of all operations, of a sample, or of none, in a pass before.",
+        choices=("full", "sample", "none"),
+        panel=EXECUTION,
+    ),
+    repeat: int = option(1, "Timed passes, for intervals.", min=1, panel=EXECUTION),
+    ports: bool = option(
+        False,
+        "Measure the rate of each rank's port, before.",
+        "--ports",
+        panel=EXECUTION,
+    ),
+    timeout: float = option(
+        60.0, "Seconds that an operation may take.", above=0, panel=EXECUTION
+    ),
+    start_timeout: float = option(
+        300.0, "Seconds until all ranks must be ready.", above=0, panel=EXECUTION
+    ),
+    capacity: str | None = option(None, "Of a rank's link: 400Gbps.", panel=NETWORK),
+    topology: str | None = option(
+        None, "Network: a name as in moetraffic fabric, or a JSON file.", panel=NETWORK
+    ),
+    dry: bool = option(
+        False, "Print the plan; start no ranks.", "--dry-run", panel=NETWORK
+    ),
+    program: Path | None = option(
+        None, "CSV file of every operation, for --dry-run.", panel=NETWORK
     ),
     tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
+    only: Only = None,
     as_json: AsJson = False,
-    summary: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    *,
-    scaling: dict[str, Any],
-    verification: dict[str, Any],
-    waiting: dict[str, Any],
-    executed: dict[str, Any],
-    compared: dict[str, Any],
+    result: Path | None = option(
+        None, "File of the result: .json, .csv, .parquet or .xlsx.", panel=RESULTS
+    ),
+    force: Force = False,
 ) -> int:
     """Replay the traffic of a trace on the network, and measure its times.
 
     Example: moetraffic replay run.h5 -o replayed.h5 --nproc 4
     """
     rank_env = current_rank()
-    names = parts_of(only, PARTS)
 
-    def work() -> Replay | None:
-        scaling["factor"] = factor_of(scaling["factor"])
-        scaling["self_traffic"] = scaling["self_traffic"] == "keep"
-        request = Request(
+    def work() -> Result | None:
+        scaling: dict[str, Any] = {
+            "fold": fold,
+            "expand": expand,
+            "ranks": ranks,
+            "rank_map": rank_map,
+            "missing": missing,
+            "dispatcher": dispatcher,
+            "ranks_per_node": ranks_per_node,
+        }
+        options = Options(
             trace=trace,
             out=output,
+            force=force,
+            backend=backend,
             iterations=iterations,
             layers=layer_numbers(layers),
-            scaling=Scaling(**scaling),
-            alongside=parse_background(alongside, model),
-            verify=Verification(**verification),
-            pace=parse_pace(pace, **waiting),
-            **executed,
-            **compared,
+            dense=dense,
+            scaling=Scaling(
+                **{name: value for name, value in scaling.items() if value},
+                factor=factor_of(factor),
+                self_traffic=self_traffic == "keep",
+            ),
+            background=background,
+            model=model,
+            pairs=pairs,
+            pace=parse_pace(pace, gaps),
+            verify=verify,
+            repeat=repeat,
+            ports=ports,
+            graphs=graphs,
+            timeout_s=timeout,
+            start_timeout_s=start_timeout,
+            capacity=capacity,
+            topology=topology,
         )
-        if dry_run:
-            # the network model takes long to import
-            from moetraffic.replay.results.dry_run import print_dry_run
+        if result is not None and (rank_env is None or rank_env.rank == 0):
+            validate(result, force=force)
+        if dry:
+            return _dry_run(options, nproc, program)
+        if rank_env is None:
+            return _replay(options, nproc, quiet=as_json)
+        # stack traces of torch's log are left out: errors are one sentence here
+        level = "ERROR" if backend == "nccl" else "FATAL"
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", level)
+        from .rank import run_rank
 
-            if rank_env is None or rank_env.rank == 0:
-                print_dry_run(
-                    request,
-                    nproc=nproc,
-                    hockney=hockney,
-                    program=program,
-                    as_json=as_json,
-                )
-            return None
-        told = rank_env is None or (rank_env.rank == 0 and summary is None)
-        if request.backend == "nccl" and told:
-            announce(nccl_settings(os.environ))
-        with progress_display() as display:
+        return run_rank(options, rank_env, _announced if rank_env.rank == 0 else None)
 
-            def planned(plan: Plan, expected: str) -> None:
-                """Print plan, duration and memory; warn if this machine is busy."""
-                display.plan(plan, expected)
-                before = load_now()
-                if before is not None and before.busy:
-                    spread = ", or give --repeat 5 for the spread between runs"
-                    also = spread if request.repeat == 1 else ""
-                    announce(f"{before.warning('replay')}{also}")
-
-            if rank_env is None:
-                result: Replay | None = replay(
-                    request, nproc=nproc, on_plan=planned, on_event=display.event
-                )
-            else:
-                # its log has stack traces; errors are reported in a sentence here,
-                # those of NCCL's threads apart
-                level = "ERROR" if request.backend == "nccl" else "FATAL"
-                os.environ.setdefault("TORCH_CPP_LOG_LEVEL", level)
-                # torch takes seconds to import, and the parent of the ranks needs none
-                from .rank import run_rank
-
-                result = run_rank(request, rank_env, planned if told else None)
-        if result is not None and summary is None and request.fidelity is not None:
-            result.write_fidelity(request.fidelity)
-        return result
-
-    result = run_to_exit(work, rank_env)
-    if result is None:
-        return 0  # rank 0 prints the result
-    if summary is not None:
-        summary.write_text(result.to_json())
-    elif as_json:
-        print(result.to_json())
-    else:
-        print_result(sentences(result), replay_tables(result), names, tables=tables)
+    found = run_to_exit(work, rank_env)
+    if found is not None:  # rank 0 prints the result
+        show(
+            found,
+            tables=tables,
+            only=only,
+            as_json=as_json,
+            output=result,
+            force=force,
+        )
+        if output is not None and not (dry or as_json):
+            print(f"written: {output}")
     return 0
+
+
+def _dry_run(options: Options, nproc: int | None, program: Path | None) -> Result:
+    if program is not None:
+        if program.suffix != ".csv":
+            raise ReplayError(
+                f"a program is written as CSV, not {program.name!r}: name a .csv file"
+            )
+        validate_output(program, force=options.force, error=ReplayError)
+    check_backend(options.backend)
+    with Trace.open(options.trace) as trace:
+        replayed, plan = planned(options, trace, nproc)
+        if program is not None:
+            write_program(program, replayed, plan)
+        return dry_run(options, replayed, plan)
+
+
+def _replay(options: Options, nproc: int | None, *, quiet: bool) -> Result:
+    """Replay on ranks of this host; show the operations done by all of them."""
+    with ExitStack() as shown:
+        total, tick = 0, None
+
+        def on_plan(plan: Plan, sentences: tuple[str, ...]) -> None:
+            nonlocal total, tick
+            _announced(plan, sentences)
+            each = by_rank(plan, np.ones(len(plan), np.int64))
+            total = options.passes * int(each.sum())
+            tick = shown.enter_context(progress("replaying", total, quiet=quiet))
+
+        def on_rows(rows: Any) -> None:
+            if tick is not None:
+                tick(min(total, int((rows["position"] // 2).sum())))
+
+        return replay(options, nproc=nproc, on_plan=on_plan, on_rows=on_rows)
+
+
+def _announced(plan: Plan, sentences: tuple[str, ...]) -> None:
+    """State operations, passes and memory before the start, and other load."""
+    say(
+        f"{len(plan):,} operations of {plan.source} on {plan.world} ranks. "
+        + " ".join(sentences)
+    )
+    if warning := load_now():
+        announce(warning)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -25,8 +25,8 @@ import moetraffic
 from moetraffic.cli import main
 from moetraffic.data import path, runs
 from moetraffic.generate import preset_names
+from moetraffic.policies.optical import OpticalSwitch
 from moetraffic.policies.policy import View
-from moetraffic.policies.service.optical import OpticalSwitch
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -329,7 +329,7 @@ def test_the_fields_of_evaluate_and_schedule_are_documented(
     (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert {*found, *found["scores"][0], *found["scores"][0]["regret"]} <= named
     assert main(["schedule", run, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)["data"]
     exchange = found["exchanges"][0]
     schedule = exchange["schedules"][0]
     fields = {*found, *exchange, *schedule, *schedule["terms"][0]}

@@ -60,7 +60,7 @@ def test_wheel_and_sdist_hold_every_module_once(built: Path) -> None:
         "moetraffic/capture/startup/moetraffic_startup.py",
         "moetraffic/capture/startup/moetraffic_startup-1.dist-info/entry_points.txt",
         "moetraffic/gating/topk.py",
-        "moetraffic/replay/execution/engine.py",
+        "moetraffic/replay/plan/program.py",
         "moetraffic/data/golden.h5",
     ):
         assert name in inside

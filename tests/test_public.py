@@ -11,7 +11,6 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from typer.main import get_command
@@ -19,13 +18,9 @@ from typer.main import get_command
 import moetraffic
 from moetraffic.cli.app import app
 from moetraffic.data import path as shipped
-from moetraffic.fabric.assessment import assess
-from moetraffic.replay import make_plan
-from moetraffic.replay.results.audit import audit
-from moetraffic.replay.results.call_times import measure
+from moetraffic.fabric import assess
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
-from tests.replay.results.test_result import summary_of, timed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -176,33 +171,19 @@ def test_a_wrong_argument_is_one_sentence(why: str, golden: Trace) -> None:
 def test_a_fabric_result_is_a_frame(golden: Trace) -> None:
     network = moetraffic.load_fabric("single", 2, capacity="100Gbps")
     matrices = [golden.matrix(i, 1, "dispatch", of="wire").values for i in (2, 3, 4)]
-    found = assess(network.topology, network.slots, matrices)
-    frame = found.to_frame()
-    assert len(frame) == 3 * len(network.topology.links)
-    slowest = frame.groupby("matrix")["time_s"].max()
-    assert slowest.tolist() == found.bottleneck_s.tolist()
-    sent = frame[(frame.source == "host0.nic0") & (frame.destination == "switch")]
+    result = assess(network, matrices)
+    frame = result.frame("loads")
+    assert len(frame) == 3 * len(network.links)
+    slowest = frame.groupby("iteration")["time_s"].max()
+    assert slowest.tolist() == result.data["bottleneck_s"].tolist()
+    sent = frame[frame.link == "host0.nic0 -> switch"]
     assert sent.bytes.tolist() == [m[0, 1] for m in matrices]
-
-
-def replay_frame(run: Trace) -> pd.DataFrame:
-    plan = make_plan(run)
-    times = timed(plan, lambda rank, operation: 1000 + rank + operation)
-    fidelity = audit(plan, times, measure(plan, times))
-    return summary_of(plan, times, fidelity=fidelity).to_frame()
 
 
 PAGE = (Path(__file__).parents[1] / "docs" / "python-api.md").read_text()
 FRAMES: dict[str, Callable[[Trace], pd.DataFrame]] = {
     "Trace.calls": lambda run: run.calls(),
     "Trace.demand_frame": lambda run: run.demand_frame(),
-    "Assessment.to_frame": lambda _: assess(
-        moetraffic.load_fabric("single", 2, capacity="1Gbps"), [0, 1], np.eye(2)[None]
-    ).to_frame(),
-    "Evaluation.to_frame": lambda _: moetraffic.evaluate(
-        shipped("run-top2-balanced.h5"), "rotation", layers="0", iterations="0:24"
-    ).to_frame(),
-    "Replay.to_frame": replay_frame,
 }
 
 

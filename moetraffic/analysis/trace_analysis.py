@@ -170,7 +170,7 @@ def analyze(
         if table.load is not None and table.tokens is None:
             notes.append("no balanced router, for the trace has no top-k")
             if trace.meta.origin == "imported":
-                notes[-1] += ": import again with --experts E --k K"
+                notes[-1] += ": import again with --k K"
         if len(exchange.sent) and table.sent is None:
             notes.append(f"{name}: no wire, for a single rank sends to no other")
         if "evenness" in parts:

@@ -553,9 +553,10 @@ class Recorder:
         store = self._store.store
         if store is None or self._log is None or not dist.is_initialized():
             return
-        measured = clock_offset.measure_offset(store, self._rank, self._world, moment)
+        measured, self._shared_clock = clock_offset.measure_offset(
+            store, self._rank, self._world, moment
+        )
         self._log.add_clocks(measured.tolist())
-        self._shared_clock = bool((measured["error_ns"] == 0).all())
 
 
 def is_closed(folder: Path, rank: int) -> bool:

@@ -10,6 +10,9 @@ from typer import Option
 
 from moetraffic.cli import output as terminal
 from moetraffic.errors import AnalysisError
+from moetraffic.files import validate_output
+from moetraffic.report.chart import Chart, picture_format
+from moetraffic.report.console.options import option
 from moetraffic.report.write import json_text, validate, write
 from moetraffic.result import Result, table_lines
 from moetraffic.spelling import check_choice
@@ -43,6 +46,64 @@ Force = Annotated[
     # read before the outputs, which it allows to exist
     bool, Option("--force", help="Overwrite existing outputs.", is_eager=True)
 ]
+
+
+def _pictured(context: typer.Context, path: Path | None) -> Path | None:
+    if path is not None:
+        picture_format(path)
+        force = bool(context.params.get("force"))
+        validate_output(path, force=force, error=AnalysisError)
+    return path
+
+
+def _inches(text: str) -> float:
+    from moetraffic.report.figure_style import inches
+
+    return inches(text)
+
+
+LOOK = "Appearance"
+
+Plot = Annotated[
+    Path | None,
+    Option(help="PNG, PDF or SVG picture to write.", callback=_pictured),
+]
+Width = Annotated[
+    float | None,
+    option(
+        ...,
+        "Width of the picture, such as 3.4in, 86mm or 252pt.",
+        read=_inches,
+        shown="9 to 12 in",
+        panel=LOOK,
+    ),
+]
+NoTitle = Annotated[
+    bool,
+    Option(
+        "--no-title",
+        help="Write no headline and no description of the data.",
+        rich_help_panel=LOOK,
+    ),
+]
+
+
+def draw(
+    chart: Chart,
+    plot: Path,
+    *,
+    width: float | None = None,
+    no_title: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Write a picture, and print its name and, if it is not in it, its caption."""
+    from moetraffic.report import figures
+    from moetraffic.report.figure_style import FigureStyle
+
+    figures.save(chart, plot, FigureStyle(width_in=width, title=not no_title))
+    if not as_json:
+        caption = f": {figures.caption(chart)}" if no_title else ""
+        terminal.console.print(f"written: {plot}{caption}", soft_wrap=True)
 
 
 def show(

@@ -1,51 +1,44 @@
-"""Network models: topologies, routing, link loads, lower bounds, circuit schedules.
+"""Networks, link loads, lower bounds, and decompositions of byte matrices."""
 
-Pure functions on byte matrices and demand patterns, independent of traces.
-"""
-
-from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
-from .collisions import (
-    collisions,
-    expected_max_load,
-    max_load_at_most,
-    no_collision,
+from .assessment import assess, compare, failures
+from .builders import (
+    dragonfly,
+    fat_tree,
+    leaf_spine,
+    rail_optimized,
+    single_switch,
+    torus,
 )
-from .compatibility import (
-    Job,
-    compatibility,
-    score,
-    unify,
-)
-from .decomposition import (
-    MATCHINGS,
-    Decomposition,
-    coverage,
-    decompose,
-    stuffing,
-)
-from .direct import dragonfly, torus
+from .circuits import Decomposition, coverage, decompose, stuffing, terms_for
+from .collisions import collisions, expected_max_load, no_collision
 from .loads import (
-    bisection_bytes_s,
+    bounds,
     cut_bounds,
-    hottest,
+    forwarding_bound,
     link_loads,
     link_times,
     port_bound,
-    rank_bound,
+    routing_bound,
+    transfer_seconds,
 )
-from .routing import ROUTINGS, route
-from .topology import Hosts, Topology, block, explicit, strided
+from .named import load_fabric, other_rates
+from .routing import ROUTINGS, Routes, route
+from .shifts import Job, compatibility, score, unify
+from .topology import Cut, Hosts, Network, block, explicit, nic_name, strided
 
 __all__ = [
-    "MATCHINGS",
     "ROUTINGS",
+    "Cut",
     "Decomposition",
     "Hosts",
     "Job",
-    "Topology",
-    "bisection_bytes_s",
+    "Network",
+    "Routes",
+    "assess",
     "block",
+    "bounds",
     "collisions",
+    "compare",
     "compatibility",
     "coverage",
     "cut_bounds",
@@ -53,21 +46,26 @@ __all__ = [
     "dragonfly",
     "expected_max_load",
     "explicit",
+    "failures",
     "fat_tree",
-    "hottest",
+    "forwarding_bound",
     "leaf_spine",
     "link_loads",
     "link_times",
-    "max_load_at_most",
+    "load_fabric",
+    "nic_name",
     "no_collision",
+    "other_rates",
     "port_bound",
     "rail_optimized",
-    "rank_bound",
     "route",
+    "routing_bound",
     "score",
     "single_switch",
     "strided",
     "stuffing",
+    "terms_for",
     "torus",
+    "transfer_seconds",
     "unify",
 ]

@@ -1,198 +1,472 @@
-"""Link loads, times, bounds and collisions of byte matrices on one network."""
+"""The answer about a network: link loads, bounds, what limits, what failures cost.
+
+All bytes of a matrix, such as those of an iteration, are sent at once, so that times
+have no latency, queues, or compute between phases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Bool, Float64
 from moetraffic.errors import FabricError
-from moetraffic.tables import ShownAsTables
+from moetraffic.result import Result
+from moetraffic.units import bit_rate, byte_size, duration, three_digits
 
-from .collisions import Collision, collisions
-from .loads import (
-    BottleneckLink,
-    byte_matrices,
-    cut_times,
-    hottest,
-    link_loads,
-    link_times,
-    longest_time,
-    port_bound,
-    rank_bound,
-    ties,
-)
-from .named import Network
-from .routing import route
-from .topology import Topology, explicit
+from .collisions import collisions
+from .loads import byte_matrices, limit_times, link_loads, link_times, transfer_seconds
+from .named import other_rates
+from .routing import Routes, route
+from .topology import Network
 
-if TYPE_CHECKING:
-    import pandas
+SAME_NICS = "any routing between the same NICs"
+ANY_FORWARDING = "any routing and forwarding"
+EVEN = "even split over shortest paths"
 
+PARTS = {
+    "inside hosts": "slowest inside hosts",
+    "NICs to switches": "slowest NIC",
+    "between switches": "slowest between switches",
+}
 
-@dataclass(frozen=True, kw_only=True)
-class Assessment(ShownAsTables):
-    """Link loads, times, lower bounds and ECMP collisions of n byte matrices."""
-
-    topology: Topology
-    routing: str
-    seed: int  # of ECMP's hash
-    idle_hosts: int  # hosts without ranks
-    loads: npt.NDArray[np.generic]  # [n, L] bytes
-    bytes_between_hosts: Float64  # [n]
-    bytes_inside_hosts: Float64  # [n], without rank-local (self) traffic
-    bottleneck_s: Float64  # [n] time of the bottleneck link
-    bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "rank", "cut host"
-    ideal_s: Float64  # [n] even split over shortest paths: no bound
-    cuts: Mapping[str, tuple[str, ...]]  # by bound, those of the longest mean time
-    hot: tuple[BottleneckLink, ...]
-    slowest: Mapping[str, BottleneckLink]  # by part of the network that carries bytes
-    collisions: tuple[Collision, ...]  # ECMP only
-    without_oversubscription_s: Float64  # [n] at 1:1, on the same paths
-    ideal_without_oversubscription_s: Float64  # [n] at 1:1, even split
-    without_rates_s: Float64  # [n] without rates of single NICs and links, same paths
-
-    @property
-    def bound_s(self) -> Float64:
-        """Largest lower bound of any routing between the same NICs, ``[n]`` s.
-
-        Each pair of ranks uses the NICs that the forwarding of the topology selects.
-        """
-        return np.asarray(np.max([*self.bounds_s.values()], axis=0), np.float64)
-
-    @property
-    def forwarding_bound_s(self) -> Float64:
-        """Largest lower bound of any routing and forwarding by hosts, ``[n]`` s."""
-        free = [bound for name, bound in self.bounds_s.items() if name != "port"]
-        return np.asarray(np.max(free, axis=0), np.float64)
-
-    def to_frame(self, iterations: Sequence[int] | None = None) -> pandas.DataFrame:
-        """Build a tidy pandas table with one row per matrix and link.
-
-        ``matrix`` is the index of the matrix, ``source`` and ``destination`` the ends
-        of the link; ``bytes``, ``capacity_bytes_s`` and ``time_s`` are its load,
-        capacity and transfer time.  Of the matrix, ``bottleneck_s`` is the slowest
-        link's time, ``bound_s`` the largest lower bound of any routing between the same
-        NICs, and ``forwarding_bound_s`` that of any routing and forwarding by hosts.
-        With the ``iterations`` of the matrices the column ``iteration`` stands in place
-        of ``matrix``.
-        """
-        import pandas
-
-        number, links = self.loads.shape
-        ends = pandas.MultiIndex.from_tuples(self.topology.links)
-        return pandas.DataFrame(
-            {
-                "matrix" if iterations is None else "iteration": np.repeat(
-                    np.arange(number) if iterations is None else iterations, links
-                ),
-                "source": np.tile(ends.get_level_values(0), number),
-                "destination": np.tile(ends.get_level_values(1), number),
-                "bytes": self.loads.ravel(),
-                "capacity_bytes_s": np.tile(self.topology.capacity, number),
-                "time_s": link_times(self.topology, self.loads).ravel(),
-                "bottleneck_s": np.repeat(self.bottleneck_s, links),
-                "bound_s": np.repeat(self.bound_s, links),
-                "forwarding_bound_s": np.repeat(self.forwarding_bound_s, links),
-            }
-        )
+_SAME = 0.005  # a ratio this close to 1 is stated as equal
 
 
 def assess(
-    topology: Topology | Network,
-    slots: npt.ArrayLike,
+    network: Network,
     matrices: npt.ArrayLike,
     *,
+    iterations: Sequence[int] | None = None,
     routing: str = "ecmp",
     seed: int = 0,
     flows: int = 1,
     hot: int = 8,
-) -> Assessment:
+    fail: Sequence[str] = (),
+    name: str = "traffic",
+    notes: Sequence[str] = (),
+) -> Result:
     """Compute link loads, times, bounds and collisions of byte matrices on a network.
 
     Parameters
     ----------
-    topology
-        Network topology, or the network of :func:`~.named.load_fabric`.
-    slots
-        ``[W]`` slot of each rank.
+    network
+        With as many ranks as the matrices.
     matrices
         ``[n, W, W]`` bytes; row sends, column receives.
+    iterations
+        Number of each matrix; None: from 0.
     routing, seed, flows
-        As in :func:`moetraffic.fabric.routing.route`.
+        As in :func:`moetraffic.fabric.route`.
     hot
-        Number of bottleneck links to list.
+        Number of links to list, those of the longest mean time.
+    fail
+        Links whose failure is tried, one cable at a time; ``each``: all cables between
+        switches.
+    name, notes
+        Of the traffic: its name in the headline, and notes on it.
+
+    Returns
+    -------
+    Result
+        Tables ``times``, ``failures``, ``bounds``, ``links``, ``collisions`` (ECMP) and
+        ``loads`` (one row per iteration and link); ``data`` has each iteration.
 
     Raises
     ------
     FabricError
-        If the routing is unknown, the matrices do not match the number of ranks, or an
-        argument is of another kind.
+        If the routing is unknown, a link does not exist, or the matrices do not match
+        the number of ranks.
     """
-    if isinstance(topology, Network):
-        topology = topology.topology
-    if not isinstance(topology, Topology):
+    if not isinstance(network, Network):
         raise FabricError(
-            f"a network is a Topology or of load_fabric, not {topology!r:.60}: "
+            f"a network is of load_fabric, not {network!r:.60}: "
             'give load_fabric("leaf-spine", 16, capacity="400Gbps")'
         )
-    slots = explicit(np.asarray(slots).tolist(), topology.hosts)
-    stack = byte_matrices(matrices, len(slots)).reshape(-1, len(slots), len(slots))
-    routes = route(topology, slots, routing=routing, seed=seed, flows=flows)
+    stack = byte_matrices(matrices, network.ranks)
+    stack = stack.reshape(-1, network.ranks, network.ranks)
+    routes = route(network, routing=routing, seed=seed, flows=flows)
     loads = link_loads(routes, stack)
-    host = slots // topology.hosts.ranks
-    apart = host[:, None] != host
-    beside = ~apart & ~np.eye(len(slots), dtype=bool)
-    bounds = {
-        "port": port_bound(topology, slots, stack),
-        "rank": rank_bound(topology, slots, stack),
+    times = link_times(network, loads)
+    slowest = times.max(axis=1)
+    even = transfer_seconds(route(network, routing="ideal"), stack)
+    host = network.host_of_rank
+    between = np.where(host[:, None] != host, stack, 0).sum(axis=(1, 2)).astype(float)
+    limits = {bound: limit_times(network, stack, bound) for bound in network.limits}
+    bounds = {bound: each.max(axis=1, initial=0.0) for bound, each in limits.items()}
+    classes = {SAME_NICS: bounds, ANY_FORWARDING: {**bounds, "port": bounds["rank"]}}
+    largest = {held: np.max([*b.values()], axis=0) for held, b in classes.items()}
+    rows = [_row("slowest link", slowest, _slowest_links(network, times))]
+    if not np.allclose(even, slowest, rtol=_SAME):
+        rows.append(_row("even split", even, EVEN))
+    if not np.allclose(*largest.values(), rtol=1e-9):
+        port = f"port of a rank, {SAME_NICS}"
+        rows.append(_row("bound of the same NICs", largest[SAME_NICS], port))
+    free = {bound: b for bound, b in bounds.items() if bound != "port"}
+    binding = max(reversed(free), key=lambda bound: float(free[bound].mean()))
+    where = _where(network, binding, limits[binding])
+    rows.append(_row("lower bound", largest[ANY_FORWARDING], where))
+    for part, among in network.parts.items():
+        longest = times[:, among].max(axis=1, initial=0.0)
+        if 0 < longest.mean() < (1 - _SAME) * slowest.mean():
+            links = _slowest_links(network, np.where(among, times, 0))
+            rows.append(_row(PARTS[part], longest, links))
+    mean = times.mean(axis=0)
+    order = [link for link in np.argsort(-mean, kind="stable")[:hot] if mean[link] > 0]
+    sets = _collisions(routes, stack, mean) if routing == "ecmp" else []
+    failed = failures(routes, stack, fail, seed=seed, flows=flows)
+    at_one, ratio = None, uplink_ratios(network)[network.between_switches]
+    if len(ratio) and np.allclose(ratio, ratio.max()):
+        at_one = (times / uplink_ratios(network)).max(axis=1)
+    capacity = network.capacity
+    data = {
+        "network": facts(network),
+        "routing": routing,
+        "hash_seed": seed if routing == "ecmp" else None,
+        "iterations": np.arange(len(stack)) if iterations is None else [*iterations],
+        "bytes_between_hosts": between,
+        "bottleneck_s": slowest,
+        "even_split_s": even,
+        "same_nics_bound_s": largest[SAME_NICS],
+        "any_forwarding_bound_s": largest[ANY_FORWARDING],
+        "bounds_s": bounds,
+        "oversubscription": float(ratio.max()) if at_one is not None else None,
+        "one_to_one_s": at_one,
     }
-    cuts = dict[str, tuple[str, ...]]()
-    for family, times in cut_times(topology, slots, stack).items():
-        bounds[f"cut {family}"] = times.max(axis=0)
-        mean = times.mean(axis=1)
-        slow = np.flatnonzero(ties(mean, mean.max()))
-        names = (topology.cuts[family][at].name for at in slow.tolist())
-        cuts[f"cut {family}"] = tuple(dict.fromkeys(names))
-    spread = loads
-    if routing != "ideal":
-        spread = link_loads(route(topology, slots, routing="ideal"), stack)
-    slowest = {
-        part: link
-        for part, among in topology.parts.items()
-        for link in hottest(topology, loads, most=1, among=among)
-    }
-    return Assessment(
-        topology=topology,
-        routing=routing,
-        seed=seed,
-        idle_hosts=topology.hosts.number - len(np.unique(host)),
-        loads=loads,
-        bytes_between_hosts=np.where(apart, stack, 0).sum(axis=(1, 2)).astype(float),
-        bytes_inside_hosts=np.where(beside, stack, 0).sum(axis=(1, 2)).astype(float),
-        bottleneck_s=longest_time(topology, loads),
-        bounds_s=bounds,
-        ideal_s=longest_time(topology, spread),
-        cuts=cuts,
-        hot=tuple(hottest(topology, loads, most=hot)),
-        slowest=slowest,
-        collisions=tuple(collisions(routes, stack)) if routing == "ecmp" else (),
-        without_oversubscription_s=_at_one_to_one(topology, loads),
-        ideal_without_oversubscription_s=_at_one_to_one(topology, spread),
-        without_rates_s=longest_time(topology.without_rates or topology, loads),
+
+    def all_loads() -> Mapping[str, Any]:
+        return {
+            "iteration": np.repeat(data["iterations"], len(capacity)),
+            "link": list(network.links) * len(stack),
+            "bytes": loads.ravel(),
+            "capacity_bytes_s": np.tile(capacity, len(stack)),
+            "time_s": times.ravel(),
+        }
+
+    how = {"ecmp": f"ECMP (seed {seed})", "ideal": EVEN}.get(routing, "shortest paths")
+    return Result(
+        verb="fabric",
+        head=f"{name} on {described(network)}, {how}: {byte_size(between.mean())} "
+        f"between hosts{' an iteration' * (len(stack) > 1)}",
+        tables={
+            "times": rows,
+            "failures": failed,
+            "bounds": [
+                {
+                    "bound": bound,
+                    "holds_for": SAME_NICS if bound == "port" else ANY_FORWARDING,
+                    **_row("", bounds[bound], _where(network, bound, each)),
+                }
+                for bound, each in limits.items()
+            ],
+            "links": [
+                {
+                    "link": network.links[link],
+                    "capacity_bytes_s": float(capacity[link]),
+                    "mean_bytes": float(loads[:, link].mean()),
+                    "mean_s": float(mean[link]),
+                    "max_s": float(times[:, link].max()),
+                    "slowest_in": int(np.isclose(times[:, link], slowest).sum()),
+                }
+                for link in order
+            ],
+            "collisions": sets,
+            "loads": all_loads,
+        },
+        screen=("times", "failures") if fail else ("times",),
+        captions={
+            "failures": "over intact: time of the slowest link over that of the intact "
+            "network; without it, a pair of ranks has no path left"
+        },
+        verdict=tuple(_verdict(network, times, data, sets, failed)),
+        notes=(*_notes(network, between), *notes),
+        data=data,
     )
 
 
-def _at_one_to_one(network: Topology, loads: npt.ArrayLike) -> Float64:
-    """Compute the time of the bottleneck link if uplinks had 1:1, ``[n]`` seconds.
+def _row(quantity: str, times: Float64, where: str) -> dict[str, Any]:
+    row = {"mean_s": float(times.mean()), "max_s": float(times.max()), "where": where}
+    return {"quantity": quantity, **row} if quantity else row
 
-    The uplinks of a leaf carry the same bytes, with capacities that add up to that of
-    its NICs; loads of a routing do not depend on capacities.
+
+def _few(names: Sequence[str]) -> str:
+    others = len(names) - 1
+    return f"{names[0]}" + f" and {others} other{'s' * (others > 1)}" * (others > 0)
+
+
+def _where(network: Network, bound: str, each: Float64) -> str:
+    """Name the cuts of a bound, ``[n, cuts]`` s, with the longest mean time."""
+    if not bound.startswith("cut "):
+        return "port of a rank" if bound == "port" else "all links of a rank"
+    cuts, mean = network.cuts[bound[4:]], each.mean(axis=0)
+    names = [c.name for c, m in zip(cuts, mean, strict=True) if m >= mean.max() * 0.999]
+    return f"cut {_few(list(dict.fromkeys(names)))}"
+
+
+def _slowest_links(network: Network, times: Float64) -> str:
+    """Name the links that are the slowest in most iterations, ``[n, L]`` s."""
+    slowest = times.max(axis=1, keepdims=True)
+    counts = (np.isclose(times, slowest, rtol=1e-9, atol=0) & (slowest > 0)).sum(axis=0)
+    if not counts.any():
+        return "none"
+    most = counts == counts.max()
+    for part, among in network.parts.items():
+        if most.sum() > 2 and (most == among).all():
+            return f"all {most.sum()}, {part}"
+    mean = np.where(most, times.mean(axis=0), -1.0)
+    order = np.argsort(-mean, kind="stable")[: most.sum()]
+    return _few([network.links[link] for link in order])
+
+
+def _collisions(
+    routes: Routes, stack: npt.NDArray[np.generic], mean: Float64
+) -> list[dict[str, Any]]:
+    """List sets of equal links with several flows, that of the slowest link first.
+
+    One flow collides with none, and an even split needs links of the same rate.
     """
-    times = link_times(network, loads) / network.uplink_ratios
-    longest: Float64 = times.max(axis=1, initial=0.0)
-    return longest
+    network = routes.network
+    slowest = {*np.flatnonzero(np.isclose(mean, mean.max(), rtol=1e-9)).tolist()}
+    rows = []
+    for row in collisions(routes, stack):
+        links = row["links"]
+        if row["flows"] > 1 and len({*network.capacity[[*links]]}) == 1:
+            last = network.nodes[network.head[links[-1]]]
+            text = f"{network.links[links[0]]} to {last} ({len(links)})"
+            rows.append({**row, "links": text, "has_slowest": bool(slowest & {*links})})
+    return sorted(rows, key=lambda row: not row["has_slowest"])
+
+
+def failures(
+    routes: Routes,
+    matrices: npt.ArrayLike,
+    links: Sequence[str],
+    *,
+    seed: int = 0,
+    flows: int = 1,
+) -> list[dict[str, Any]]:
+    """Compute what the failure of one cable at a time costs, the worst first.
+
+    Parameters
+    ----------
+    routes
+        Of the intact network.
+    matrices
+        ``[n, W, W]`` bytes.
+    links
+        Names; ``each``: all cables between switches.
+    seed, flows
+        As in :func:`moetraffic.fabric.route`.
+
+    Returns
+    -------
+    list of dict
+        ``failed``, ``mean_s`` of the slowest link, ``over_intact`` and the ``link``
+        that is the slowest in most matrices; NaN and "" if ranks are cut off.
+    """
+    network, cables = routes.network, set[tuple[int, ...]]()
+    for name in links:
+        works = np.flatnonzero(network.between_switches & (network.capacity > 0))
+        for link in works.tolist() if name == "each" else [network.link(name)]:
+            ends = int(network.head[link]), int(network.tail[link])
+            back = network.number_of.get(ends, link)
+            cables.add(tuple(sorted({link, back})))
+    rows = []
+    for cable in sorted(cables):
+        row: dict[str, Any] = {"failed": min(network.links[link] for link in cable)}
+        without = network.failed(cable)
+        try:
+            rerouted = route(without, routing=routes.routing, seed=seed, flows=flows)
+        except FabricError:  # no path is left
+            rows.append({**row, "mean_s": np.nan, "over_intact": np.nan, "link": ""})
+            continue
+        times = link_times(without, link_loads(rerouted, matrices))
+        row["mean_s"] = float(times.max(axis=1).mean())
+        intact = float(transfer_seconds(routes, matrices).mean())
+        row["over_intact"] = row["mean_s"] / intact if intact else np.nan
+        rows.append({**row, "link": _slowest_links(without, times)})
+    return sorted(rows, key=lambda row: -np.nan_to_num(row["mean_s"], nan=np.inf))
+
+
+def uplink_ratios(network: Network) -> Float64:
+    """Capacity of a leaf's NICs over that of its uplinks, by uplink, ``[L]``.
+
+    A leaf is a switch with NICs, and its uplinks lead to switches without.  1 for
+    other links, and where the network has other than these two tiers.
+    """
+    tail, head, capacity = network.tail, network.head, network.capacity
+    between, nodes = network.between_switches, len(network.nodes)
+    leaf: Bool = np.zeros(nodes, bool)
+    leaf[head[network.at_nic]] = True
+    ratios = np.ones(len(capacity))
+    if (between & (leaf[tail] == leaf[head])).any():
+        return ratios
+    down = network.is_switch[tail] & ~network.is_switch[head]
+    for ends, nic_ends, at_nics in ((tail, head, network.at_nic), (head, tail, down)):
+        uplinks = between & leaf[ends]
+        above = np.bincount(ends[uplinks], capacity[uplinks], nodes)[ends[uplinks]]
+        below = np.bincount(nic_ends[at_nics], capacity[at_nics], nodes)
+        ratios[uplinks] = below[ends[uplinks]] / np.where(above > 0, above, 1)
+    return ratios
+
+
+def described(network: Network) -> str:
+    """Describe a network: name, rate of its NICs, hosts, other rates."""
+    hosts = network.hosts
+    routers = network.nic_bytes_s(0, 0)[0] > hosts.nic_bytes_s  # as in a torus
+    nics = f"{bit_rate(hosts.nic_bytes_s)} {'links' if routers else 'NICs'}"
+    size = f"{hosts.number} host{'s' * (hosts.number > 1)}"
+    size += f" of {hosts.ranks} ranks" * (hosts.ranks > 1)
+    return ", ".join([network.name, nics, size, *other_rates(network)])
+
+
+def facts(network: Network) -> dict[str, Any]:
+    """Return sizes and rates of a network."""
+    between = network.capacity[network.between_switches]
+    return {
+        "topology": network.name,
+        "hosts": network.hosts.number,
+        "ranks_a_host": network.hosts.ranks,
+        "nics_a_host": network.hosts.nics,
+        "nic_bytes_s": network.nic_bytes_s(0, 0)[0],
+        "link_bytes_s": float(min(between, default=np.nan)),
+        "switches": int(network.is_switch.sum()),
+        "forwarding": network.forwarding,
+        "rates": dict(network.rates),
+        "failed_links": network.failed_links,
+    }
+
+
+def _verdict(
+    network: Network,
+    times: Float64,
+    data: Mapping[str, Any],
+    sets: Sequence[Mapping[str, Any]],
+    failed: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """State what limits, how far from the bound, collisions, and the worst failure."""
+    slowest, even = data["bottleneck_s"], float(data["even_split_s"].mean())
+    mean, bound = float(slowest.mean()), float(data["same_nics_bound_s"].mean())
+    if not mean:
+        return []
+    parts = {
+        part: int(np.isclose(times[:, of].max(axis=1, initial=0.0), slowest).sum())
+        for part, of in network.parts.items()
+    }
+    part = max(reversed(parts), key=lambda name: parts[name])
+    often = f" in {parts[part]} of {len(times)} iterations"
+    text = "NICs limit" if part.startswith("NICs") else f"Links {part} limit"
+    text += often * (parts[part] < len(times))
+    ratio, at_one = data["oversubscription"], data["one_to_one_s"]
+    if ratio is not None and abs(ratio - 1) > 1e-9:
+        over = float(slowest.sum() / at_one.sum()) - 1
+        takes = f"takes {over:.0%} longer than" if over > _SAME else "takes as long as"
+        text += f"; {ratio:.4g}:1 {takes} 1:1 with the same paths"
+    sentences = [f"{text}."]
+    over = f"{three_digits(mean / bound)} times the lower bound of {SAME_NICS}"
+    sentences.append(
+        "No routing between the same NICs is faster."
+        if mean <= bound * (1 + _SAME)
+        else f"The slowest link takes {over} ({duration(bound)})."
+    )
+    if sets and not np.allclose(data["even_split_s"], slowest, rtol=_SAME):
+        most = sets[0]
+        where = "the slowest link" if most["has_slowest"] else "one link"
+        sentences.append(
+            f"Hashing takes {mean / even:.2f} times as long as an even split: "
+            f"{most['max_flows']:.3g} of {most['flows']:.3g} flows share {where} "
+            f"(random hashing: {most['expected_max_flows']:.3g} expected)."
+        )
+    cut_off = [row for row in failed if np.isnan(row["mean_s"])]
+    if cut_off:
+        sentences.append(
+            f"{len(cut_off)} of {len(failed)} failures cut ranks off, such as that of "
+            f"{cut_off[0]['failed']}."
+        )
+    elif failed:
+        worst = failed[0]
+        sentences.append(
+            f"Worst failure: {worst['failed']}, {three_digits(worst['over_intact'])} "
+            f"times as long; then the slowest is {worst['link']}."
+        )
+    return sentences
+
+
+def _notes(network: Network, between: Float64) -> list[str]:
+    """Note what the traffic does not cross, and hosts without ranks."""
+    notes, used = [], len(np.unique(network.host_of_rank))
+    if not between.any():
+        remedy = "place ranks on several hosts with a smaller --ranks-per-host"
+        if used > 1:
+            remedy = "spread groups of ranks with another order of --slots"
+        notes.append(f"no bytes cross the network; {remedy}")
+    elif why := without_spines(network):
+        notes.append(why)
+    if idle := network.hosts.number - used:
+        notes.append(f"{idle} of {network.hosts.number} hosts have no rank")
+    return notes
+
+
+def without_spines(network: Network) -> str:
+    """State that all hosts share a leaf, or a pod of rails: no spine is used."""
+    hosts = network.hosts
+    one_leaf = len(network.cuts.get("leaf", ())) == 1
+    one_pod = "rail0" in network.number and (
+        network.forwarding == "rail" or hosts.nics == 1
+    )
+    if not (one_leaf or one_pod):
+        return ""
+    if hosts.number == 1:
+        return "all ranks share a host, so none uses a spine: lower --ranks-per-host"
+    return (
+        f"all {hosts.number} hosts share one {'pod' if one_pod else 'leaf'}, so no "
+        f"bytes cross a spine: give --leaves {hosts.number}, or another divisor of "
+        "the hosts, for traffic over spines"
+    )
+
+
+def compare(results: Mapping[float, Result]) -> Result:
+    """Compare results of the same traffic on networks by their oversubscription."""
+    first, *_, last = results
+    mean = {r: float(res.data["bottleneck_s"].mean()) for r, res in results.items()}
+    rows = [
+        {
+            "oversubscription": ratio,
+            "mean_s": mean[ratio],
+            "max_s": float(result.data["bottleneck_s"].max()),
+            "over_first": mean[ratio] / (mean[first] or np.nan),
+            "bound_s": float(result.data["same_nics_bound_s"].mean()),
+            "link": result.rows("times")[0]["where"],
+            "switches": result.data["network"]["switches"],
+        }
+        for ratio, result in results.items()
+    ]
+    even = [float(result.data["even_split_s"].mean()) for result in results.values()]
+    times = three_digits(rows[-1]["over_first"])
+    sentences = [f"{last:g}:1 takes {times} times as long as {first:g}:1."]
+    if even[0] and any(result.rows("collisions") for result in results.values()):
+        times = three_digits(even[-1] / even[0])
+        sentences.append(f"With an {EVEN}, whatever the hash: {times} times.")
+    notes = list(results[first].notes)
+    if len({row["switches"] for row in rows}) > 1:
+        notes.append("a ratio changes the number of spines; --spines fixes it")
+
+    def loads() -> Any:
+        import pandas
+
+        frames = {ratio: result.frame("loads") for ratio, result in results.items()}
+        every = pandas.concat(frames, names=["oversubscription"])
+        return every.reset_index(level=0).reset_index(drop=True)
+
+    return Result(
+        verb="fabric",
+        head=results[first].head,
+        tables={"networks": rows, "loads": loads},
+        screen=("networks",),
+        verdict=tuple(sentences),
+        notes=tuple(notes),
+        data={"networks": {f"{r:g}": result.data for r, result in results.items()}},
+    )

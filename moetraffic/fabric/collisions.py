@@ -14,8 +14,8 @@ C. Hopps, RFC 2992 (2000).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil, exp, lgamma, log
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,19 +105,7 @@ flows collide without any cost, and would hide how those with the bytes are spre
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collision:
-    """ECMP hashing on one set of equal-cost links: means over matrices."""
-
-    links: tuple[str, ...]  # names, all from one switch
-    flows: float  # m: flows with at least SMALL of the bytes of the largest
-    max_flows: float  # on the most loaded link
-    expected_max_flows: float  # closed form, for m flows on n links
-    probability_of_no_collision: float  # closed form
-    max_bytes_over_even: float  # bytes of the most loaded link over the mean per link
-
-
-def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
+def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[dict[str, Any]]:
     """Compare flows per link under ECMP with the expectation under random hashing.
 
     Parameters
@@ -130,8 +118,11 @@ def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
 
     Returns
     -------
-    list of Collision
-        One entry per set of equal-cost links in use, the most uneven first.
+    list of dict
+        One per set of equal-cost links in use, the most uneven first: ``links``
+        (numbers), and means over matrices of ``flows``, ``max_flows`` on one link,
+        ``expected_max_flows`` and ``no_collision`` (closed forms of random hashing),
+        and ``over_even``: bytes of the fullest link over the mean of the set.
 
     Raises
     ------
@@ -143,34 +134,34 @@ def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
             f"flows collide where they are hashed, but the routing is "
             f"{routes.routing}: route by ecmp"
         )
-    given = byte_matrices(matrices, routes.ranks)
-    stack = given.reshape(-1, routes.ranks**2)
-    made = routes.flows
-    largest = stack[:, np.unique(made.pair)].max(axis=1, initial=0)
+    ranks = routes.network.ranks
+    stack = byte_matrices(matrices, ranks).reshape(-1, ranks**2)
+    taken = routes.flows
+    largest = stack[:, np.unique(taken.pair)].max(axis=1, initial=0)
     least = SMALL * np.asarray(largest, np.float64)[:, None]
-    found = []
-    for number, names in made.sets.items():
-        mine = made.group == number
+    rows = []
+    for number, links in taken.sets.items():
+        here = taken.group == number
         # [flows of this set, links of this set]: 1 for the link that the flow took
-        took = np.equal.outer(made.link[mine], np.array(names)).astype(np.float64)
-        moved = np.asarray(stack[:, made.pair[mine]], np.float64)
-        counts, moves = ((moved > 0) & (moved >= least)) @ took, moved @ took
+        took = np.equal.outer(taken.link[here], np.array(links)).astype(np.float64)
+        sent = np.asarray(stack[:, taken.pair[here]], np.float64)
+        counts, moved = ((sent > 0) & (sent >= least)) @ took, sent @ took
         some = counts.sum(axis=1) > 0
         if not some.any():
             continue
         flows = counts[some].sum(axis=1)
-        even = moves[some].mean(axis=1)
-        found.append(
-            Collision(
-                links=tuple(routes.topology.link_name(link) for link in names),
-                flows=float(flows.mean()),
-                max_flows=float(counts[some].max(axis=1).mean()),
-                expected_max_flows=_mean(expected_max_load, flows, len(names)),
-                probability_of_no_collision=_mean(no_collision, flows, len(names)),
-                max_bytes_over_even=float((moves[some].max(axis=1) / even).mean()),
-            )
+        even = moved[some].mean(axis=1)
+        rows.append(
+            {
+                "links": links,
+                "flows": float(flows.mean()),
+                "max_flows": float(counts[some].max(axis=1).mean()),
+                "expected_max_flows": _mean(expected_max_load, flows, len(links)),
+                "no_collision": _mean(no_collision, flows, len(links)),
+                "over_even": float((moved[some].max(axis=1) / even).mean()),
+            }
         )
-    return sorted(found, key=lambda one: -one.max_bytes_over_even)
+    return sorted(rows, key=lambda row: -row["over_even"])
 
 
 def _mean(of: Callable[[int, int], float], flows: Float64, links: int) -> float:

@@ -1,11 +1,10 @@
-"""Construct a network from a topology name and options or from a JSON description.
+"""Networks by the name of a topology and its options, or by a JSON description.
 
 A description is a JSON object: ``topology`` and ``capacity`` (of a NIC, "400Gbps"),
 and, where they are not the defaults, ``hosts``, ``ranks_per_host``, ``nics``,
 ``inside``, ``placement`` and the topology's own options.  ``rates`` are those of single
 ranks' NICs (``"rank3": "50Mbps"``), of each NIC of a host (``"host1"``), or of a link
-in one direction (``"leaf0 -> spine1"``).  A link of 0 Gbps has failed: it is not part
-of the network.
+in one direction (``"leaf0 -> spine1"``).  A link of 0 Gbps has failed.
 """
 
 from __future__ import annotations
@@ -14,22 +13,26 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
-
-import networkx as nx
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import FabricError, MoetrafficError
 from moetraffic.spelling import check_choice, nearest
 from moetraffic.units import bit_rate, bytes_per_second
 
-from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
-from .direct import dragonfly, torus
+from .builders import (
+    dragonfly,
+    fat_tree,
+    leaf_spine,
+    rail_optimized,
+    single_switch,
+    torus,
+)
 from .routing import route
-from .topology import PLACEMENTS, Hosts, Topology, at_least, explicit, nic_name
+from .topology import PLACEMENTS, Hosts, Network, at_least, explicit
 
 TOPOLOGIES: Mapping[str, tuple[str, ...]] = {
     "single": (),
@@ -41,111 +44,12 @@ TOPOLOGIES: Mapping[str, tuple[str, ...]] = {
 }
 """Options accepted by each topology, by topology name."""
 
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "leaves": int,
-    "spines": int,
-    "oversubscription": (int, float),
-    "forwarding": str,
-    "k": int,
-    "shape": str,
-    "hosts": int,
-    "ranks_per_host": int,
-    "nics": int,
-}
-"""Kinds of the values of a description, by key."""
-
-_EXPECTED = {int: "a whole number", (int, float): "a number", str: "text"}
-"""Kinds in words."""
-
-_KEYS = ("topology", "capacity", "inside", "placement", "rates", *_KINDS)
+_WHOLE = ("leaves", "spines", "k", "hosts", "ranks_per_host", "nics")
+_TEXTS = ("topology", "capacity", "inside", "placement", "forwarding", "shape")
+_KEYS = (*_TEXTS, *_WHOLE, "oversubscription", "rates")
 
 _WRITTEN = {"k": "ports", "placement": "slots"}
 """Names of options and arguments where they differ from the keys of a description."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """A topology and the placement of the ranks on its hosts."""
-
-    topology: Topology
-    slots: Int64  # [R] slot of each rank
-    file: str = ""  # that describes it; "": a topology by name
-
-
-def refuse_options(topology: str, given: Mapping[str, Any], file: str = "") -> None:
-    """Raise an error for an unknown topology or an option, or key, it has not."""
-    check_choice("the topology", topology, TOPOLOGIES, FabricError)
-    for name in sorted(set(given) - set(TOPOLOGIES[topology])):
-        takers = [t for t, names in TOPOLOGIES.items() if name in names]
-        option = name if file else _WRITTEN.get(name, name)
-        raise FabricError(
-            f"{option} is of {', '.join(takers)}, but the topology is {topology}: "
-            f"leave out {'the key ' if file else '--'}{option}"
-        )
-
-
-def named_topology(
-    topology: str, hosts: Hosts, options: Mapping[str, Any], file: str = ""
-) -> Topology:
-    """Build a topology from its name, hosts and options (a shape as text: "4x4")."""
-    refuse_options(topology, options, file)
-    if topology == "single":
-        return single_switch(hosts)
-    if topology == "leaf-spine":
-        fitting = next((n for n in range(2, hosts.number) if hosts.number % n == 0), 1)
-        two = 2 if hosts.number == 2 else fitting
-        return leaf_spine(hosts, **{"leaves": two, **options})
-    if topology == "rails":
-        more = {name: value for name, value in options.items() if name != "leaves"}
-        return rail_optimized(hosts, pods=options.get("leaves", 1), **more)
-    if topology == "fat-tree":
-        k = 2
-        while k**3 // 4 < hosts.number * hosts.nics:
-            k += 2
-        return fat_tree(hosts, **{"k": k, **options})
-    sizes = _shape(options.get("shape"), topology, hosts.number)
-    if topology == "torus":
-        return torus(hosts, shape=sizes)
-    each, routers, links = sizes
-    return dragonfly(hosts, hosts_a_router=each, routers=routers, global_links=links)
-
-
-def _shape(text: str | None, topology: str, hosts: int) -> list[int]:
-    """Parse a shape such as "4x4"; the default of a torus is nearly square."""
-    if text is None and topology == "torus":
-        short = max(n for n in range(1, int(hosts**0.5) + 1) if hosts % n == 0)
-        return [hosts // short, short] if short > 1 else [hosts]
-    sizes = (text or "").split("x")
-    if all(size.isdecimal() for size in sizes) and (
-        topology == "torus" or len(sizes) == 3
-    ):
-        return [int(size) for size in sizes]
-    raise FabricError(
-        f"the shape of a {topology} is numbers with x between, but "
-        f"{'none is given' if text is None else f'is {text!r}'}: give "
-        + (
-            "--shape 4x4"
-            if topology == "torus"
-            else "--shape 2x4x2 for 2 hosts a router, 4 routers a group, 2 global "
-            'links, or a JSON file with "shape": "2x4x2"'
-        )
-    )
-
-
-def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
-    """Compute the slot of each rank under a placement, ``[ranks]`` int64.
-
-    The placement is one of PLACEMENTS, or comma-separated slots, one per rank.
-    """
-    if placement in PLACEMENTS:
-        return PLACEMENTS[placement](ranks, hosts)
-    slots = placement.split(",")
-    if not all(slot.isdecimal() for slot in slots) or len(slots) != ranks:
-        raise FabricError(
-            f"a placement (--slots) is {', '.join(PLACEMENTS)} or {ranks} slots with "
-            f"commas, one a rank, not {placement!r}: choose one"
-        )
-    return explicit([int(slot) for slot in slots], hosts)
 
 
 def load_fabric(
@@ -190,11 +94,6 @@ def load_fabric(
         Placement of the ranks: block, strided, or slots separated by commas; block if
         None.
 
-    Returns
-    -------
-    Network
-        The topology, and the slot of each rank.
-
     Raises
     ------
     FabricError
@@ -203,8 +102,8 @@ def load_fabric(
 
     Examples
     --------
-    >>> fabric = load_fabric("leaf-spine", 4, capacity="400Gbps", spines=2)
-    >>> fabric.topology.hosts.number, fabric.slots.tolist()
+    >>> network = load_fabric("leaf-spine", 4, capacity="400Gbps", spines=2)
+    >>> network.hosts.number, network.slots.tolist()
     (4, [0, 1, 2, 3])
     """
     given: dict[str, Any] = {
@@ -214,21 +113,17 @@ def load_fabric(
         **{"forwarding": forwarding, "k": ports, "shape": shape, "placement": slots},
     }
     said = {key: value for key, value in given.items() if value is not None}
-    by_name = asked in TOPOLOGIES
-    if by_name:
-        said["topology"] = asked
-    else:
-        described = _read(asked)
-        if names := [_WRITTEN.get(key, key).replace("_", "-") for key in said]:
-            are, them = ("is", "it") if len(names) == 1 else ("are", "them")
-            raise FabricError(
-                f"{asked} describes the whole network, but --{', --'.join(names)} "
-                f"{are} given: leave {them} out"
-            )
-        said = described
-    file = "" if by_name else asked
-    with _in(file):
-        return _network(said, asked, ranks, file)
+    if asked in TOPOLOGIES:
+        return _network({**said, "topology": asked}, ranks, "")
+    described = _read(asked)
+    if names := [_WRITTEN.get(key, key).replace("_", "-") for key in said]:
+        are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+        raise FabricError(
+            f"{asked} describes the whole network, but --{', --'.join(names)} "
+            f"{are} given: leave {them} out"
+        )
+    with _in(asked):
+        return _network(described, ranks, asked)
 
 
 @contextmanager
@@ -242,99 +137,142 @@ def _in(file: str, key: str = "") -> Iterator[None]:
         raise FabricError(f"in {file}{f', {key}' * bool(key)}: {error}") from None
 
 
-def _network(said: dict[str, Any], asked: str, ranks: int, file: str) -> Network:
+def _network(said: dict[str, Any], ranks: int, file: str) -> Network:
     """Build a network from the keys of its description."""
-    rate, rate_inside = said.pop("capacity", None), said.pop("inside", "450GB/s")
-    if rate is None:
+    if "capacity" not in said:
         key = '"capacity": "400Gbps"' if file else "--capacity 400Gbps"
         raise FabricError(
-            f"the network{f' {asked}' * (not file)} needs the capacity of a NIC, but "
-            f"none is given: give {key}"
+            f"a network needs the capacity of a NIC, but none is given: give {key}"
         )
     bytes_s = {}
-    for key, wanted, what in (
-        ("capacity", rate, "the capacity of a NIC"),
-        ("inside", rate_inside, "the rate inside a host"),
-    ):
-        if not isinstance(wanted, str if file else (str, int, float)):
-            raise FabricError(
-                f"a network needs {what} as text, but {key} is {wanted!r}: give a rate "
-                "such as 400Gbps"
-            )
+    for key in ("capacity", "inside"):
+        rate = said.pop(key, "450GB/s")
         with _in(file, key):
-            bytes_s[key] = _bytes_s(wanted)
+            bytes_s[key] = bytes_per_second(rate) if isinstance(rate, str) else rate
     each = said.pop("ranks_per_host", 1)
     at_least(1, each, "ranks of a host")
-    number, own = said.pop("hosts", ceil(ranks / each)), said.pop("nics", each)
-    at_least(1, own, "NICs of a host")
-    machines = Hosts(
-        number=number,
+    nics = said.pop("nics", each)
+    at_least(1, nics, "NICs of a host")
+    hosts = Hosts(
+        number=said.pop("hosts", ceil(ranks / each)),
         ranks=each,
-        nics=own,
+        nics=nics,
         nic_bytes_s=bytes_s["capacity"],
         inside_bytes_s=bytes_s["inside"],
     )
-    placement = str(said.pop("placement", "block"))
-    rates = said.pop("rates", {})
-    with _in(file, "hosts" if machines.slots < ranks else "placement"):
-        where = placed(placement, ranks, machines)
-    made = named_topology(str(said.pop("topology", "single")), machines, said, file)
-    rated = _rated(made, where, rates, file)
-    if rated.failed:
-        with _in(file, "rates"):
-            route(rated, where, routing="shortest")  # every rank reaches every other
-    return Network(topology=rated, slots=where, file=file)
-
-
-def _bytes_s(rate: str | float) -> float:
-    return bytes_per_second(rate) if isinstance(rate, str) else float(rate)
-
-
-def _rated(topology: Topology, slots: Int64, rates: Any, file: str) -> Topology:
-    """Return a topology with the rates of single ranks, hosts and links."""
+    placement, rates = said.pop("placement", "block"), said.pop("rates", {})
+    with _in(file, "hosts" if hosts.slots < ranks else "placement"):
+        slots = placed(placement, ranks, hosts)
+    topology = said.pop("topology", "single")
+    network = replace(_built(topology, hosts, said, file).placed(slots), file=file)
     if not rates:
-        return topology
+        return network
+    with _in(file, "rates"):
+        network = _rated(network, rates, file)
+        route(network, routing="shortest")  # every rank reaches every other
+    return network
+
+
+def _built(topology: str, hosts: Hosts, options: dict[str, Any], file: str) -> Network:
+    """Build a network from the options of its topology (a shape as text: "4x4")."""
+    check_choice("the topology", topology, TOPOLOGIES, FabricError)
+    for name in sorted(set(options) - set(TOPOLOGIES[topology])):
+        takers = [other for other, names in TOPOLOGIES.items() if name in names]
+        option = name if file else _WRITTEN.get(name, name)
+        raise FabricError(
+            f"{option} is of {', '.join(takers)}, but the topology is {topology}: "
+            f"leave out {'the key ' if file else '--'}{option}"
+        )
+    number = hosts.number
+    if topology == "single":
+        return single_switch(hosts)
+    if topology == "leaf-spine":
+        fitting = next((n for n in range(2, number) if number % n == 0), 1)
+        leaves = options.pop("leaves", 2 if number == 2 else fitting)
+        return leaf_spine(hosts, leaves=leaves, **options)
+    if topology == "rails":
+        return rail_optimized(hosts, pods=options.pop("leaves", 1), **options)
+    if topology == "fat-tree":
+        fitting = next(
+            k for k in range(2, 10**6, 2) if k**3 // 4 >= number * hosts.nics
+        )
+        return fat_tree(hosts, k=options.get("k", fitting))
+    sizes = _shape(options.get("shape"), topology, number)
+    if topology == "torus":
+        return torus(hosts, shape=sizes)
+    per_router, routers, links = sizes
+    return dragonfly(
+        hosts, hosts_a_router=per_router, routers=routers, global_links=links
+    )
+
+
+def _shape(text: str | None, topology: str, hosts: int) -> list[int]:
+    """Parse a shape such as "4x4"; the default of a torus is nearly square."""
+    if text is None and topology == "torus":
+        short = max(n for n in range(1, int(hosts**0.5) + 1) if hosts % n == 0)
+        return [hosts // short, short] if short > 1 else [hosts]
+    sizes = (text or "").split("x")
+    if all(map(str.isdecimal, sizes)) and (topology == "torus" or len(sizes) == 3):
+        return [int(size) for size in sizes]
+    raise FabricError(
+        f"the shape of a {topology} is numbers with x between, but "
+        f"{'none is given' if text is None else f'is {text!r}'}: give "
+        + (
+            "--shape 4x4"
+            if topology == "torus"
+            else "--shape 2x4x2 for 2 hosts a router, 4 routers a group, 2 global "
+            'links, or a JSON file with "shape": "2x4x2"'
+        )
+    )
+
+
+def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
+    """Compute the slot of each rank under a placement, ``[ranks]`` int64.
+
+    The placement is one of PLACEMENTS, or comma-separated slots, one per rank.
+    """
+    if placement in PLACEMENTS:
+        return PLACEMENTS[placement](ranks, hosts)
+    slots = placement.split(",")
+    if not all(slot.isdecimal() for slot in slots) or len(slots) != ranks:
+        raise FabricError(
+            f"a placement (--slots) is {', '.join(PLACEMENTS)} or {ranks} slots with "
+            f"commas, one a rank, not {placement!r}: choose one"
+        )
+    return explicit([int(slot) for slot in slots], hosts)
+
+
+def _rated(network: Network, rates: Any, file: str) -> Network:
+    """Return a network with the rates of single ranks, hosts and links.
+
+    That of a link is used before that of a rank, and this before that of its host.
+    """
     if not isinstance(rates, dict):
         raise FabricError(
             f'rates are an object such as {{"rank3": "50Mbps"}}, but are {rates!r}: '
             "correct them"
         )
-    hosts, graph = topology.hosts, nx.DiGraph(topology.graph)
-    ends: dict[str, list[tuple[str, str]]] = {
-        topology.link_name(at): [link] for at, link in enumerate(topology.links)
-    }
-    nics = {
-        (host, nic): nic_name(host, nic)
-        for host in range(hosts.number)
-        for nic in range(hosts.nics)
-    }
-    for (host, nic), name in nics.items():
-        both = [(name, topology.attached(host, nic))]
-        ends.setdefault(f"host{host}", []).extend([*both, *(e[::-1] for e in both)])
-    for rank, slot in enumerate(slots.tolist()):
+    hosts = network.hosts
+    ends = {name: [number] for number, name in enumerate(network.links)}
+    touching = {int(node): list[int]() for node in network.nics.ravel()}
+    for number, pair in enumerate(
+        zip(network.tail.tolist(), network.head.tolist(), strict=True)
+    ):
+        nic = [node for node in pair if node in touching]
+        if nic and network.is_switch[[*pair]].any():
+            touching[nic[0]].append(number)
+    for host in range(hosts.number):
+        nodes = network.nics[host].tolist()
+        ends[f"host{host}"] = [link for node in nodes for link in touching[node]]
+    for rank, slot in enumerate(network.slots.tolist()):
         host, at = divmod(slot, hosts.ranks)
-        own = nic_name(host, hosts.nic_of(at))
-        switch = topology.attached(host, hosts.nic_of(at))
-        ends[f"rank{rank}"] = [(own, switch), (switch, own)]
-    owner: dict[tuple[str, str], str] = {}  # whose rate each link has
+        node = int(network.nics[host, at * hosts.nics // hosts.ranks])
+        ends[f"rank{rank}"] = touching[node]
+    capacity = network.capacity.copy()
+    owner: dict[int, str] = {}  # whose rate each link has
     for name, rate in sorted(rates.items(), key=lambda item: _specific(item[0])):
         if name not in ends:
-            last = f"rank{len(slots) - 1}", f"host{hosts.number - 1}"
-            remedy = f"{nearest(name, ends)}correct the name"
-            node = name.partition(" -> ")[0]
-            if out := [link for link in ends if link.startswith(f"{node} -> ")]:
-                rest = f" and {len(out) - 8} others" * (len(out) > 8)
-                remedy = f"links from {node} are {', '.join(out[:8])}{rest}"
-            if re.fullmatch(r"(host|rank)\d+", name):
-                remedy = (
-                    "leave this rate out (a folded or selected trace has fewer ranks "
-                    "than were captured)"
-                )
-            raise FabricError(
-                f"a rate is of a rank (rank0 to {last[0]}), a host (host0 to "
-                f"{last[1]}) or a link (such as {topology.link_name(0)}), but "
-                f"{name[:60]!r} is none of these: {remedy}"
-            )
+            raise _no_end(name, network, ends)
         if not isinstance(rate, str):
             raise FabricError(
                 f"a rate is text, but that of {name} is {rate!r:.60}: give a rate such "
@@ -343,39 +281,42 @@ def _rated(topology: Topology, slots: Int64, rates: Any, file: str) -> Topology:
         with _in(file, name):
             room = bytes_per_second(rate, zero=True)
         for link in ends[name]:
-            other = owner.setdefault(link, name)
-            same = _specific(other) == _specific(name)
-            if same and room != bytes_per_second(rates[other], zero=True):
+            other = str(owner.get(link, name))
+            same = _specific(other) == _specific(name) and other != name
+            if same and room != capacity[link]:
                 raise FabricError(
                     f"{other} and {name} have the same NIC, but the rates "
                     f"{rates[other]} and {rate}: give one of them"
                 )
-            graph.edges[link]["capacity"], owner[link] = room, name
-    without = nx.DiGraph(topology.graph)
-    failed: dict[str, None] = {}
-    for link, name in owner.items():
-        if not graph.edges[link]["capacity"]:
-            failed[name] = None
-            for network in (graph, without):
-                network.remove_edge(*link)
-    owners = {*owner.values()} - {*failed}
-    in_force = {name: rate for name, rate in rates.items() if name in owners}
-    # the ratio of the options is not that of links with other rates
-    name = re.sub(r",? \S+:1$", "", topology.name)
-    made = replace(
-        topology,
-        name=name,
-        graph=nx.freeze(graph),
-        rates=in_force,
-        failed=tuple(failed),
-        without_rates=replace(topology, graph=nx.freeze(without)),
+            capacity[link] = room
+            owner[link] = name
+    used = {*owner.values()}
+    return replace(
+        network,
+        # the ratio of the options is not that of links with other rates
+        name=re.sub(r",? \S+:1$", "", network.name),
+        capacity=capacity,
+        rates={name: rate for name, rate in rates.items() if name in used},
     )
-    if "bisection" not in made.cuts:
-        return made
-    # a boundary through other links may be narrower now
-    halves = (made.narrowest(cut) for cut in made.cuts["bisection"])
-    cuts = {**made.cuts, "bisection": tuple(cut for both in halves for cut in both)}
-    return replace(made, cuts=cuts)
+
+
+def _no_end(name: str, network: Network, ends: Mapping[str, Any]) -> FabricError:
+    """Return the error of a rate whose rank, host or link does not exist."""
+    remedy = f"{nearest(name, ends)}correct the name"
+    node = name.partition(" -> ")[0]
+    if out := [link for link in network.links if link.startswith(f"{node} -> ")]:
+        rest = f" and {len(out) - 8} others" * (len(out) > 8)
+        remedy = f"links from {node} are {', '.join(out[:8])}{rest}"
+    if re.fullmatch(r"(host|rank)\d+", name):
+        remedy = (
+            "leave this rate out (a folded or selected trace has fewer ranks "
+            "than were captured)"
+        )
+    return FabricError(
+        f"a rate is of a rank (rank0 to rank{network.ranks - 1}), a host (host0 to "
+        f"host{network.hosts.number - 1}) or a link (such as {network.links[0]}), but "
+        f"{name[:60]!r} is none of these: {remedy}"
+    )
 
 
 def _specific(name: str) -> int:
@@ -383,18 +324,20 @@ def _specific(name: str) -> int:
     return 2 if " -> " in name else int(name.startswith("rank"))
 
 
-def other_rates(topology: Topology, most: int = 3) -> list[str]:
+def other_rates(network: Network, most: int = 3) -> list[str]:
     """List failed links, and the rates of others than the capacity of a NIC.
 
     At most ``most``, then the number of the rest: ``["rank2 30 Mbps"]``, ``["host1 2
     NICs of 25 Gbps"]``, ``["leaf0 -> spine0 failed"]``.
     """
-    nics = topology.hosts.nics
+    nics = network.hosts.nics
+    rates = {n: bytes_per_second(r, zero=True) for n, r in network.rates.items()}
     several = f" {nics} NICs of" * (nics > 1)
-    named = [f"{name} failed" for name in topology.failed]
+    named = [f"{name} failed" for name, rate in rates.items() if not rate]
     named += [
-        f"{name}{several * (_specific(name) == 0)} {bit_rate(bytes_per_second(rate))}"
-        for name, rate in topology.rates.items()
+        f"{name}{several * (_specific(name) == 0)} {bit_rate(rate)}"
+        for name, rate in rates.items()
+        if rate
     ]
     more = len(named) - most
     rest = [f"{more} other rate{'s' * (more > 1)}"] if more > 0 else []
@@ -403,15 +346,15 @@ def other_rates(topology: Topology, most: int = 3) -> list[str]:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object of JSON whose keys differ, or raise ValueError."""
-    made: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in made:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
             raise ValueError(f"the key {name[:60]!r} is repeated")
-        made[name] = value
-    return made
+    return dict(pairs)
 
 
 def _read(asked: str) -> dict[str, Any]:
+    """Read the description of a network, and check its keys and their types."""
     try:
         text = Path(asked).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -430,17 +373,21 @@ def _read(asked: str) -> dict[str, Any]:
             f"the description of a network is a JSON object, but {asked} is none "
             f"({error}): correct it"
         ) from None
-    if unknown := [name for name in said if name not in _KEYS]:
-        raise FabricError(
-            f"in {asked}, {unknown[0][:60]!r} is no key of a network, which has "
-            f"{', '.join(_KEYS)}: correct it"
-        )
-    for name, kind in _KINDS.items():
-        if name in said and (
-            not isinstance(said[name], kind) or isinstance(said[name], bool)
-        ):
+    for name, value in said.items():
+        if name not in _KEYS:
             raise FabricError(
-                f"in {asked}, {name} is {_EXPECTED[kind]}, not {said[name]!r:.60}: "
-                f"give {_EXPECTED[kind]}"
+                f"in {asked}, {name[:60]!r} is no key of a network, which has "
+                f"{', '.join(_KEYS)}: correct it"
+            )
+        kind: tuple[type | tuple[type, ...], str] | None = None
+        if name in _WHOLE:
+            kind = int, "a whole number"
+        elif name in _TEXTS:
+            kind = str, "text"
+        elif name == "oversubscription":
+            kind = (int, float), "a number"
+        if kind and (not isinstance(value, kind[0]) or isinstance(value, bool)):
+            raise FabricError(
+                f"in {asked}, {name} is {kind[1]}, not {value!r:.60}: give {kind[1]}"
             )
     return said

@@ -12,13 +12,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from moetraffic.launch import (
-    RankEnvironment,
-    current_rank,
-    heartbeat,
-    launch,
-    rendezvous,
-)
+from moetraffic.launch.board import State, own
+from moetraffic.launch.environment import RankEnvironment, current_rank, rendezvous
+from moetraffic.launch.ranks import launch
 
 from .machine import Finding, check
 
@@ -34,10 +30,10 @@ def try_ranks(rank_env: RankEnvironment | None = None) -> list[Finding]:
     process is run, and the ranks use the launcher's rendezvous address.
     """
     outcome = launch(
-        [sys.executable, "-m", "moetraffic.health.exchange"],
+        ["-m", "moetraffic.health.exchange"],
         ranks=RANKS if rank_env is None else 1,
-        start_deadline_s=DEADLINE_S if rank_env is None else math.inf,
-        operation_deadline_s=DEADLINE_S,
+        start_s=DEADLINE_S if rank_env is None else math.inf,
+        silence_s=DEADLINE_S,
         rank_env=rank_env,
     )
     ranks = RANKS if rank_env is None else rank_env.world
@@ -57,7 +53,8 @@ def main() -> int:
     if rank_env is None:
         raise SystemExit("moetraffic.health.exchange is started by moetraffic doctor")
     rank, world = rank_env.rank, rank_env.world
-    heartbeat.send("start")
+    row = own()
+    row.note(state=State.STARTING)
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
@@ -65,15 +62,15 @@ def main() -> int:
         )
     except (RuntimeError, ValueError) as error:
         message = f"cannot join the other ranks: {str(error).splitlines()[0]}"
-        heartbeat.send("error", message=message, cause="own")
+        row.fail(message)
         return 2
-    heartbeat.send("ready")
+    row.note(state=State.READY)
     try:
         right = exchange(rank, world)
     finally:
         # without this, gloo's threads may abort the process at exit
         dist.destroy_process_group()
-    heartbeat.send("done")
+    row.note(state=State.DONE)
     return 0 if right else 2
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import moetraffic
 from moetraffic.errors import CaptureError, LayoutError, TraceError, install_command
 from moetraffic.files import remedy
-from moetraffic.launch import current_rank
-from moetraffic.launch.machine_resources import available_bytes, own_gpu
+from moetraffic.launch.devices import available_bytes, own_gpu
+from moetraffic.launch.environment import current_rank
 from moetraffic.trace import Trace
 from moetraffic.trace.merge.log_folder import SMALLEST_LIMIT, file_size_limit
 

@@ -5,7 +5,7 @@ A file is a GlobalMetadata and Nodes, each after its length (mlcommons/chakra
 the process groups that ``pg_name`` names.  A collective has one size; an all-to-all of
 uneven parts is a send and a receive for each pair of ranks.
 
-:mod:`moetraffic.interop.export.chakra` names its nodes by iteration, layer and call:
+:mod:`moetraffic.interop.write.chakra` names its nodes by iteration, layer and call:
 sends and receives of such a call are joined to an all-to-all.  Those of other programs
 remain messages.
 """
@@ -82,7 +82,7 @@ class Node:
 
 @dataclass(kw_only=True, slots=True)
 class NamedCall:
-    """Nodes of one call that :mod:`moetraffic.interop.export.chakra` wrote."""
+    """Nodes of one call that :mod:`moetraffic.interop.write.chakra` wrote."""
 
     iteration: int
     site: str  # layer, operation, slot

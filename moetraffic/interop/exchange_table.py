@@ -1,6 +1,6 @@
 """Import all-to-all byte counts and routed token counts from CSV files.
 
-:mod:`moetraffic.interop.export.long_table` writes these files.  A row holds the bytes
+:mod:`moetraffic.interop.write.tables` writes these files.  A row holds the bytes
 that one rank sent to another, or the tokens that it routed to an expert; the header
 lists the columns, in any order.
 

@@ -50,6 +50,7 @@ from .torch_collective import (
 from .unread_communication import communication_name
 
 GROUPS = "## process_group:init ##"
+GLOO = "gloo:"
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -94,7 +95,10 @@ def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[ImportedRank, 
     for node in kept.nodes.values():
         node.outer = kept.nodes.get(node.parent)
     groups = ProfileGroups(kept.groups, assumed=assumed)
-    pairs = paired(kept.calls)
+    # Gloo's operators end when its worker thread does
+    pairs = paired(
+        kept.calls, asynchronous=any(name.startswith(GLOO) for name in kept.seen)
+    )
     for operator, recorded in pairs:
         groups.observe(*identity_and_width(*_parsed(operator, recorded, groups)))
     told = _rank(kept, groups)

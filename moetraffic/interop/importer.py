@@ -28,6 +28,7 @@ class ImportOptions:
     tokens: int = 0  # of a rank in an iteration
     row_bytes: int = 0  # of a token copy
     ep: int = 0
+    pp: int = 1  # pipeline stages
     unit: str = ""  # of a matrix; KiB if empty
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,6 +59,7 @@ FORMATS = {name: one.what for name, one in IMPORTERS.items()}
 """Descriptions of the formats by name."""
 
 BEGINNING = 1 << 16  # characters
+EMPTY = re.compile(r"router_trace_rank\d+\.jsonl")  # of a rank without experts
 MOST_FILES = 100_000
 MOST_CELLS = 1 << 28  # total cells of matrices: 2 GiB
 
@@ -78,8 +80,11 @@ def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
         for file in named if folder else [path]:
             # files of other formats in a folder are ignored
             told = format if format and not folder else detect(file)
-            if not folder and file.is_file() and not file.stat().st_size:
-                raise wrong(file, "it is empty", "name a file with a run")
+            if file.is_file() and not file.stat().st_size:
+                if EMPTY.fullmatch(file.name):
+                    told = megatron_router_trace.IMPORTER.name
+                elif not folder:
+                    raise wrong(file, "it is empty", "name a file with a run")
             if not told and ".csv" in file.suffixes and not folder:
                 told = exchange_table.IMPORTER.name  # which describes its columns
             if told and (not format or told == format):

@@ -73,8 +73,10 @@ class JsonStream:
 
     def __init__(self, path: Path, text: io.TextIOBase) -> None:
         self._path, self._text = path, text
-        self._buffer, self._at, self._ended = "", 0, False
+        self._buffer, self._at = "", 0
+        self._lines, self._column = 0, 0  # before the buffer
         self._decode = json.JSONDecoder().raw_decode
+        self.ended = False  # too early
 
     def members(self, streamed: str) -> Iterator[tuple[str, Any]]:
         """Iterate over names and values of the document's top-level object.
@@ -112,9 +114,17 @@ class JsonStream:
     def _more(self) -> bool:
         """Read the next chunk into the buffer; return whether there was one."""
         piece = self._text.read(max(PIECE, len(self._buffer) - self._at))
+        self._lines, self._column = self._place()
         self._buffer, self._at = self._buffer[self._at :] + piece, 0
-        self._ended = not piece
         return bool(piece)
+
+    def _place(self) -> tuple[int, int]:
+        """Return the lines before the next character, and those before it there."""
+        before = self._buffer[: self._at]
+        newline = before.rfind("\n")
+        if newline < 0:
+            return self._lines, self._column + len(before)
+        return self._lines + before.count("\n"), len(before) - newline - 1
 
     def _skip(self) -> str:
         """Skip whitespace; return the next character, or "" at the end."""
@@ -130,6 +140,7 @@ class JsonStream:
     def _peek(self) -> str:
         found = self._skip()
         if not found:
+            self.ended = True
             raise self._bad("it ends too early")
         return found
 
@@ -161,18 +172,45 @@ class JsonStream:
                 if end >= 0:
                     self._at = end
                     return value
-                raise self._bad(why)
+                raise self._cut(why)
+
+    def _cut(self, why: str) -> UnreadableFile:
+        """Return the error for a value that is damaged, or cut at the end."""
+        try:
+            self._decode(self._buffer, self._at)
+        except ValueError as error:
+            if not isinstance(error, json.JSONDecodeError):
+                return self._bad(why)
+            self.ended = error.pos >= len(self._buffer.rstrip()) or (
+                error.msg.startswith("Unterminated string")
+            )
+            self._at = self._at if self.ended else error.pos
+        return self._bad("it ends too early" if self.ended else why)
 
     def _bad(self, why: str) -> UnreadableFile:
-        return wrong(self._path, f"it is no JSON ({why})")
+        if self.ended:
+            return wrong(self._path, f"it is no JSON ({why})")
+        line, column = self._place()
+        there = f"it is no JSON ({why} at line {line + 1}, character {column + 1})"
+        return wrong(self._path, there, "correct it there")
 
 
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Iterate over the JSON objects of a file, on one line or several each."""
+def json_lines(path: Path, remarks: list[str]) -> Iterator[dict[str, Any]]:
+    """Iterate over the JSON objects of a file, on one line or several each.
+
+    A last object that is cut, as a killed program leaves it, is a remark.
+    """
     with opened(path) as text:
-        stream = JsonStream(path, text)
+        stream, number = JsonStream(path, text), 0
         while not stream.ends():
-            value = stream.value()
+            try:
+                value = stream.value()
+            except UnreadableFile:
+                if not (stream.ended and number):
+                    raise
+                remarks.append(f"the last record of {path.name} is cut")
+                return
+            number += 1
             if not isinstance(value, dict):
                 raise wrong(path, f"it holds {str(value)[:40]!r}, which is no object")
             yield value

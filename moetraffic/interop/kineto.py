@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moetraffic.trace.model import Group
+from moetraffic.trace.model import Group, Source
 
 from .imported_call import ImportedCall, ImportedRank
 from .importer import Importer, json_with, rank_by_rank
@@ -47,6 +47,7 @@ from .torch_collective import (
 from .unread_communication import beyond_torch, communication_name
 
 GLOO = "gloo:"
+OPTIMIZER = "Optimizer.step#"
 NO_BYTES = "of which a profile has neither bytes nor destinations"
 BACKEND = re.compile(r"nccl:(\w+)")  # an annotation of the backend around its work
 TENSOR_LIST = "TensorList"
@@ -97,10 +98,12 @@ class Profile:
     gloo: list[ProfileEvent] = field(default_factory=list)
     backend: list[ProfileEvent] = field(default_factory=list)  # annotations of NCCL
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, end
+    optimizers: list[tuple[int, int]] = field(default_factory=list)  # begin, end
     kernels: dict[int, tuple[int, int]] = field(default_factory=dict)  # External id
     seen: Counter[str] = field(default_factory=Counter)  # names of communication
     kernel_names: Counter[str] = field(default_factory=Counter)
     threads: dict[Any, int] = field(default_factory=dict)
+    processes: dict[str, None] = field(default_factory=dict)  # that make the calls
 
 
 def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[ImportedRank, int]:
@@ -159,11 +162,14 @@ def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[ImportedRank, 
             call.start, call.end = (time + base for time in spans[0])
         return call
 
+    marks = profile.steps or _steps_of_optimizers(profile)
     steps = {
         begin: (iteration, begin + base, end + base)
-        for begin, (iteration, end) in profile.steps.items()
+        for begin, (iteration, end) in marks.items()
     }
     add_calls(record, pairs, steps, build)
+    if not profile.steps:
+        record.step_sources = {n: Source.LINKED for n, _, _ in record.steps}
     for name, count in profile.kernel_names.items():
         if beyond_torch(name):
             record.left_out[f"kernels {name}, {NO_BYTES}"] += count
@@ -189,7 +195,36 @@ def _scan(path: Path) -> Profile:
                 profile.host = words(value)
     if not seen:
         raise wrong(path, "it has no traceEvents", "say which format it is with --from")
+    if len(profile.processes) > 1:
+        first, second, *_ = profile.processes
+        raise wrong(
+            path,
+            f"it is merged from several ranks, of the processes {first[:40]!r} and "
+            f"{second[:40]!r}",
+            "name the files of the ranks from which it was made",
+        )
     return profile
+
+
+def _steps_of_optimizers(profile: Profile) -> dict[int, tuple[int, int]]:
+    """Return the steps that end with an optimizer, without ProfilerStep marks.
+
+    Several optimizers without a collective between them end one step.
+    """
+    calls = sorted(event.at for event in profile.calls)
+    steps: dict[int, tuple[int, int]] = {}
+    begin = calls[0] if calls else 0
+    for _, end in sorted(profile.optimizers):
+        if bisect_left(calls, end) == bisect_left(calls, begin):
+            last = max(steps, default=None)
+            if last is not None:
+                steps[last] = steps[last][0], end
+        else:
+            steps[begin] = len(steps), end
+        begin = end
+    if steps and bisect_left(calls, begin) < len(calls):
+        steps[begin] = len(steps), max(e.end for e in profile.calls)
+    return steps
 
 
 def _take(profile: Profile, event: dict[str, Any]) -> None:
@@ -220,11 +255,15 @@ def _take(profile: Profile, event: dict[str, Any]) -> None:
         profile.seen[sends] += 1
     if step := STEP.fullmatch(name):
         profile.steps[begin] = int(step[1]), end
+    elif name.startswith(OPTIMIZER):
+        profile.optimizers.append((begin, end))
     elif name == PARAMETERS:
         one.collective = str(args.get("Collective name"))
         profile.calls.append(one)
+        profile.processes[str(event.get("pid"))] = None
     elif name.startswith(C10D):
         profile.calls.append(one)
+        profile.processes[str(event.get("pid"))] = None
     elif name.startswith(GLOO):
         profile.gloo.append(one)
     elif BACKEND.match(name):

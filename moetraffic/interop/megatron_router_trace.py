@@ -9,6 +9,7 @@ contain neither the number of experts nor their placement.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ from .json_reader import (
 )
 
 LARGEST_EXPERT = 1 << 16
+ONE_STAGE = "layers as numbered in the files, which number those of a stage (--pp)"
+STAGES = "layers of a pipeline stage counted after the highest one of earlier stages"
 
 
 @dataclass(kw_only=True)
@@ -57,7 +60,8 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
     Experts lie on ``options.ep`` ranks in equal parts; without it, the placement is
     unknown.
     """
-    every = [_decisions(file, rank_in_name(file)) for file in files]
+    cut: list[str] = []
+    every = [_decisions(file, rank_in_name(file), cut) for file in files]
     if len({d.rank for d in every}) < len(every):
         raise TraceError(
             "a rank has one router trace, but two of these files are of one rank: "
@@ -76,17 +80,25 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         )
     remark = f"the number of experts is not in the files, {seen} were chosen from"
     world = max(options.ranks, max(d.rank for d in every) + 1)
-    ep = options.ep or world
-    if world % ep or (options.ep and experts % ep):
+    if world % options.pp:
         raise TraceError(
-            f"experts lie on ep ranks in equal parts, but ep is {ep}, with {world} "
-            f"ranks and {experts} experts: change --ep, --experts or --ranks"
+            f"pipeline stages have equally many ranks, but --pp is {options.pp}, with "
+            f"{world} ranks: change --pp or --ranks"
         )
-    kind = "ep" if options.ep else "world"
+    stage_ranks = world // options.pp
+    ep = options.ep or stage_ranks
+    if stage_ranks % ep or (options.ep and experts % ep):
+        raise TraceError(
+            f"experts lie on ep ranks in equal parts, but ep is {ep}, with "
+            f"{stage_ranks} ranks and {experts} experts: change --ep, --experts or "
+            "--ranks"
+        )
+    kind = "ep" if options.ep else "world" if options.pp == 1 else "other"
     groups = [
         Group(kind=kind, ranks=tuple(range(first, first + ep)))
         for first in range(0, world, ep)
     ]
+    _number_layers(every, stage_ranks)
     records = _records(every, experts, groups)
     layers = {c.layer for r in records for c in r.calls}
     placed = {
@@ -101,14 +113,38 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         placed=placed if options.ep else None,
         experts=experts,
         k=topk.pop() if len(topk) == 1 else 0,
-        remarks=() if options.experts else (remark,),
+        remarks=(*cut, *[remark] * (not options.experts)),
+        inferred=(STAGES if options.pp > 1 else ONE_STAGE,),
     )
 
 
-def _decisions(path: Path, rank: int | None) -> Decisions:
-    """Read the routing decisions of one rank from a router trace."""
+def _number_layers(every: Sequence[Decisions], stage_ranks: int) -> None:
+    """Count the layers of a pipeline stage after those of earlier stages.
+
+    A file numbers the layers of its stage from 0 on; stages are consecutive ranks.
+    """
+    last: dict[int, int] = defaultdict(int)  # by stage
+    for decisions in every:
+        for _, (block, _), layer, _ in decisions.made:
+            if block == "decoder":
+                stage = decisions.rank // stage_ranks
+                last[stage] = max(last[stage], layer + 1)
+    for decisions in every:
+        stage = decisions.rank // stage_ranks
+        first = sum(count for before, count in last.items() if before < stage)
+        decisions.made = [
+            (step, block, layer + first * (block[0] == "decoder"), counts)
+            for step, block, layer, counts in decisions.made
+        ]
+
+
+def _decisions(path: Path, rank: int | None, cut: list[str]) -> Decisions:
+    """Read the routing decisions of one rank from a router trace.
+
+    An empty file is that of a rank without experts, such as of a stage of dense layers.
+    """
     found: Decisions | None = None
-    for number, line in enumerate(json_lines(path)):
+    for number, line in enumerate(json_lines(path, cut)):
         step, layer = whole(line.get("step")), whole(line.get("layer"))
         tokens, topk = whole(line.get("num_tokens")), whole(line.get("topk"), 1)
         own = whole(line.get("rank", rank))
@@ -145,9 +181,9 @@ def _decisions(path: Path, rank: int | None) -> Decisions:
         counts = np.bincount(experts.ravel()).astype(np.int32)
         found.made.append((step, block, layer, counts))
         found.topk.add(topk or 0)
-    if found is None:
-        raise wrong(path, "it holds no decision")
-    return found
+    if found is None and rank is None:
+        raise wrong(path, "it holds no decision", "name it like router_trace_rank3")
+    return found or Decisions(rank=rank or 0, source=path.name)
 
 
 def _records(

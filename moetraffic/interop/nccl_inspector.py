@@ -49,6 +49,7 @@ class Operations:
         default_factory=lambda: defaultdict(list)
     )
     source: dict[Process, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
@@ -95,13 +96,13 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         records=found,
         world=world,
         world_by="the largest communicator",
-        remarks=(SMALL_LEFT_OUT,),
+        remarks=(SMALL_LEFT_OUT, *every.remarks),
     )
 
 
 def _operations(path: Path, into: Operations) -> None:
     """Read the operations of an NCCL Inspector file."""
-    for number, told in enumerate(json_lines(path)):
+    for number, told in enumerate(json_lines(path, into.remarks)):
         header, about = told.get("header"), told.get("metadata")
         if not (isinstance(header, dict) and isinstance(about, dict)):
             raise wrong(path, f"object {number} has no header or no metadata")

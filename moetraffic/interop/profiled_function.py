@@ -49,11 +49,14 @@ Pair = tuple[ProfiledFunction | None, ProfiledFunction | None]
 """Operator and its ``record_param_comms``; at least one is not None."""
 
 
-def paired(functions: Iterable[ProfiledFunction]) -> list[Pair]:
+def paired(
+    functions: Iterable[ProfiledFunction], *, asynchronous: bool = False
+) -> list[Pair]:
     """Pair operators with the first collective recorded inside them, in call order.
 
     Further ones are implementation details of a backend, as are operators inside
-    operators.
+    operators, unless ``asynchronous``: an operator may then still run when its thread
+    calls the next one, which seems to be inside.
     """
     inside: dict[int, ProfiledFunction] = {}
     outermost = []
@@ -61,7 +64,7 @@ def paired(functions: Iterable[ProfiledFunction]) -> list[Pair]:
         around = list(one.around())
         owner = next((f for f in reversed(around) if f.name.startswith(C10D)), None)
         if one.name != PARAMETERS:
-            outermost += [one] if owner is None else []
+            outermost += [one] if owner is None or asynchronous else []
         elif one.collective in RECORDED and owner is not None:
             inside.setdefault(id(owner), one)
         elif one.collective in RECORDED and all(f.name != PARAMETERS for f in around):

@@ -1,8 +1,8 @@
 """Import traffic matrices from text files with one row per source rank.
 
-nccl-tests' ``alltoallv_perf`` reads one from ALLTOALLV_MATRIX_FILE, in KiB truncated to
-integers (``alltoallv.cu``, TRAFFIC_SCALE); UCC's ``ucc_perftest`` reads the same with
-a letter after the number (``512K``, ``2M``).  Here blank lines separate matrices, and
+nccl-tests' ``alltoallv_perf`` reads one from ALLTOALLV_MATRIX_FILE, in KiB
+(``alltoallv.cu``, TRAFFIC_SCALE); UCC's ``ucc_perftest`` reads the same with a letter
+after the number (``512K``, ``2M``).  Here blank lines separate matrices, and
 ``#`` begins a comment.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ MOST_RANKS = 1 << 13
 AS_DISPATCH = "each matrix as the dispatch of layer 0, as --experts or --k is given"
 NO_DISPATCH = "no layer and phase (--experts or --k: each matrix is a layer's dispatch)"
 IN_KIB = "numbers read as KiB (--unit B for bytes)"
+FRACTIONS = "fractions of bytes are rounded"
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
@@ -129,12 +131,16 @@ def _bytes(path: Path, line: int, at: int, cell: str, unit: int) -> int:
             "correct it, or name another format with --from",
         )
     digits, behind, power, letter = match.groups(default="")
-    value: int = int(digits + behind) * 10 ** int(power or 0)
-    # numbers without a letter are truncated to integers, as in nccl-tests
-    if letter:
-        value = value * LETTERS[letter] // 10 ** len(behind)
-    else:
-        value = value // 10 ** len(behind) * unit
+    scale = LETTERS[letter] if letter else unit
+    number = Decimal(f"{digits}.{behind or 0}e{power or 0}") * scale
+    value = int(number + Decimal("0.5"))
+    if value != number and scale == 1:
+        raise wrong(
+            path,
+            f"line {line}, number {at} is {cell[:40]!r}, which is no whole number of "
+            "bytes",
+            "correct it, or name its unit with --unit",
+        )
     if value > MOST_BYTES:
         raise wrong(
             path,

@@ -14,10 +14,10 @@ OF_TORCH = re.compile(r"record_param_comms$|c10d::|(?:nccl|gloo|mpi|ucc|hccl|xcc
 OF_NCCL = re.compile(r"[nr]ccl", re.I)
 OF_KERNELS = re.compile(  # of libraries that do not call torch.distributed
     r"deep_?ep\b|\bintranode::|\binternode(?:_ll)?::|nvshmem|rocshmem|mscclpp|pplx"
-    r"|all_?to_?all|all_?reduce|all_?gather|reduce_?scatter",
+    r"|all_?to_?all|all_?reduce|all_?gather|reduce_?scatter|multimem|symm_?mem",
     re.I,
 )
-PLAIN = re.compile(r"(?:void\s+)?((?:\(anonymous namespace\)|[\w:])+)")
+PLAIN = re.compile(r"(?:void\s+)?([\w:]+)")
 SHOWN = 8  # names in a sentence
 
 
@@ -26,9 +26,13 @@ def communication_name(name: str, *, kernel: bool) -> str:
 
     >>> communication_name("void deep_ep::intranode::dispatch<8>(int4*)", kernel=True)
     'deep_ep::intranode::dispatch'
+    >>> name = "void at::(anonymous namespace)::one_shot_all_reduce<1>(float*)"
+    >>> communication_name(name, kernel=True)
+    'at::one_shot_all_reduce'
     >>> communication_name("aten::add", kernel=False)
     ''
     """
+    name = name.replace("(anonymous namespace)::", "")
     if kernel:
         known = OF_NCCL.search(name) or OF_KERNELS.search(name.partition("(")[0])
     else:

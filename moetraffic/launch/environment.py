@@ -10,6 +10,8 @@ from typing import NamedTuple
 from moetraffic.errors import LayoutError
 
 FILE_STORE = "MOETRAFFIC_FILESTORE"
+PARENT = "MOETRAFFIC_PARENT"
+"""Variable with the process id of the supervisor that started this rank."""
 
 _FIRST_PORT = 20_000
 _PORTS = 20_000
@@ -39,48 +41,32 @@ def current_rank(
 
     A job step of one task does not count as a rank: an interactive shell in an
     allocation is such a step, in which the launcher must start the ranks.
-
-    Parameters
-    ----------
-    environment
-        Environment variables; those of this process by default.
     """
     env = os.environ if environment is None else environment
-    for rank_name, world_name, local_name in _LAUNCHERS:
-        rank, world = env.get(rank_name), env.get(world_name)
+    for names in _LAUNCHERS:
+        rank, world, local = (env.get(name) for name in names)
         if rank is None or world is None:
             continue
-        if rank_name.startswith("SLURM") and world == "1":
+        if names[0].startswith("SLURM") and world == "1":
             return None
-        local = env.get(local_name, rank)
-        if not (rank.isdecimal() and world.isdecimal() and local.isdecimal()):
-            break
-        if int(rank) < int(world):
+        local = rank if local is None else local
+        numeric = all(number.isdecimal() for number in (rank, world, local))
+        if numeric and int(rank) < int(world):
             return RankEnvironment(int(rank), int(world), int(local))
-        break
-    else:
-        return None
-    raise LayoutError(
-        f"{rank_name}, {world_name} and {local_name} must be numbers with the rank "
-        f"below the world's size, but are {rank!r}, {world!r} and {local!r}: start the "
-        "ranks with torchrun, srun or --nproc, or unset these variables"
-    )
+        raise LayoutError(
+            f"{names[0]}, {names[1]} and {names[2]} must be numbers with the rank "
+            f"below the world's size, but are {rank!r}, {world!r} and {local!r}: start "
+            "the ranks with torchrun, srun or --nproc, or unset these variables"
+        )
+    return None
 
 
 def rendezvous(environment: Mapping[str, str] | None = None) -> str:
     """Determine the ``init_method`` for ``torch.distributed`` from the environment.
 
-    Returns
-    -------
-    str
-        ``file://...`` under the launcher of moetraffic (one host, no port conflict),
-        ``env://`` if MASTER_ADDR and MASTER_PORT are set (torchrun), and under srun
-        ``tcp://`` on the step's first host, with a port derived from the job id.
-
-    Raises
-    ------
-    LayoutError
-        If no variable determines the rendezvous address.
+    ``file://...`` under the launcher of moetraffic (one host, no port conflict),
+    ``env://`` if MASTER_ADDR and MASTER_PORT are set (torchrun), and under srun
+    ``tcp://`` on the step's first host, with a port derived from the job id.
     """
     env = os.environ if environment is None else environment
     if env.get(FILE_STORE):
@@ -103,10 +89,5 @@ def rendezvous(environment: Mapping[str, str] | None = None) -> str:
 
 def first_host(nodelist: str) -> str:
     """Parse the first host of a Slurm node list such as ``gpu[003-010,12],login1``."""
-    found = re.match(r"([^,\[]*)(?:\[([^\]]*)\]([^,]*))?", nodelist)
-    if found is None:
-        return nodelist
-    prefix, numbers, suffix = found.groups()
-    if numbers is None:
-        return prefix
-    return prefix + re.split(r"[,-]", numbers)[0] + (suffix or "")
+    pattern = r"([^,\[]*)(?:\[([^],-]*)[^]]*\]([^,]*))?.*"
+    return re.sub(pattern, r"\1\2\3", nodelist, count=1)

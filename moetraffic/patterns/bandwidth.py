@@ -402,14 +402,17 @@ def read_table(path: str | Path) -> BandwidthTable:
 
     A CSV has a line a measurement and columns as the fields of :class:`Sample`, of
     which collective, ranks, size_bytes and time_us are needed; a JSON document has
-    objects in a list ``rows``.  Other columns are passed over.  AnalysisError if it
-    cannot be read or is no such file.
+    objects in a list ``rows``, or in the table of a result.  Other columns are passed
+    over.  AnalysisError if it cannot be read or is no such file.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
         lines = [ln for ln in text.splitlines() if ln and not ln.startswith("#")]
-        as_json = str(path).endswith(".json")
-        rows = json.loads(text)["rows"] if as_json else list(csv.DictReader(lines))
+        if str(path).endswith(".json"):
+            document = json.loads(text)
+            rows = document.get("rows") or document["tables"]["measurements"]
+        else:
+            rows = list(csv.DictReader(lines))
         rows = [dict(row.items()) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = getattr(error, "strerror", None) or error

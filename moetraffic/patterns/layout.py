@@ -33,12 +33,11 @@ from moetraffic.workload.routing import Gating
 from moetraffic.workload.rules import Values
 from moetraffic.workload.sizes import ModelSizes, model_sizes
 
+from .rules import LAYOUT_RULES, ORDER, check
 from .schedules import StageLayers, stage_layers
 
 Groups = tuple[tuple[int, ...], ...]
 
-ORDER = "tp-cp-ep-dp-pp"
-AXES = ("tp", "cp", "ep", "dp", "pp")
 ZERO_STAGES = (0, 1, 2, 3)  # Rajbhandari et al., arXiv 1910.02054, section 5; 0: none
 
 SCHEDULES = ("1f1b", "zb-h1", "dualpipe")
@@ -515,8 +514,14 @@ class Layout:
     @property
     def stage_of(self) -> tuple[int, ...]:
         """The pipeline stage of each world rank."""
-        step = stride(self, "pp")
+        step = self.stride("pp")
         return tuple(rank // step % self.pp for rank in range(self.world))
+
+    def stride(self, axis: str, *, dense: bool = True) -> int:
+        """Ranks between neighbors on an axis of one of the grids."""
+        sizes = _sizes(self, dense)
+        names = list(sizes)
+        return prod(sizes[name] for name in names[: names.index(axis)])
 
     def groups(self, kind: str) -> Groups:
         """Process groups of one kind, one of :data:`GROUP_KINDS`, of one layout.
@@ -531,8 +536,6 @@ class Layout:
         LayoutError
             If there is no such kind, or the layout cannot be.
         """
-        from .rules import LAYOUT_RULES, check
-
         check_choice("a group kind", kind, GROUP_KINDS, LayoutError)
         check(self, LAYOUT_RULES)
         return _groups_of(self, kind)
@@ -619,15 +622,8 @@ def _sizes(p: Layout, dense: bool) -> dict[str, int]:
     return dict(own[axis] for axis in p.order.split("-") if axis in own)
 
 
-def stride(p: Layout, axis: str, *, dense: bool = True) -> int:
-    """Ranks between neighbors on an axis of one of the grids."""
-    sizes = _sizes(p, dense)
-    names = list(sizes)
-    return prod(sizes[name] for name in names[: names.index(axis)])
-
-
 def nested(p: Layout) -> bool:
     """Whether experts are split as their layers are, and their copies are some of those
     of the dense parameters."""
-    beside = p.tp == 1 or stride(p, "tp") == stride(p, "etp", dense=False)
+    beside = p.tp == 1 or p.stride("tp") == p.stride("etp", dense=False)
     return bool(p.expert_tp == p.tp and p.cp == 1 and beside)

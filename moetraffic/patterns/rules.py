@@ -7,13 +7,18 @@ one sentence with its values and the option that is to be changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moetraffic.arrays import Bool
 from moetraffic.workload.rules import Broken, Rule, Values, broken, refuse
 
-from .layout import AXES, ORDER, Layout, stride
+if TYPE_CHECKING:
+    from .layout import Layout
+
+ORDER = "tp-cp-ep-dp-pp"
+AXES = ("tp", "cp", "ep", "dp", "pp")
 
 IN_EACH_PASS = ("sharded-ddp", "fsdp1", "fsdp2")
 """Synchronizations whose calls in each micro-batch do not go with a pipeline."""
@@ -69,7 +74,7 @@ def _pipelines_differ(c: Layout) -> Values:
     """Of one layout with another order than the usual one."""
     if c.order == ORDER or c.shape or sorted(c.order.split("-")) != sorted(AXES):
         return False
-    return c.pp > 1 and stride(c, "pp") != stride(c, "pp", dense=False)
+    return c.pp > 1 and c.stride("pp") != c.stride("pp", dense=False)
 
 
 def _uneven_nodes(c: Layout) -> Values:

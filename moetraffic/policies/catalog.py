@@ -1,4 +1,4 @@
-"""Catalog of policies: the built-in ones, those of other packages, and of files."""
+"""Policies by name: the built-in ones, those of other packages, and of files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from pathlib import Path
 from types import ModuleType
 
 from moetraffic.errors import AnalysisError
-from moetraffic.spelling import nearest
+from moetraffic.spelling import check_choice, nearest
 
-from .circuits.birkhoff import Birkhoff, Solstice, StaticMean
-from .circuits.max_weight import MaxWeight
-from .circuits.regional import PacketsOnly, Regional
-from .circuits.rotation import Rotation
-from .family import FAMILIES
-from .placement.affinity import Affinity
-from .placement.fixed import FixedPlacement
-from .placement.load_balancer import LoadBalancer
-from .placement.swaps import Swaps
-from .policy import Policy
-from .transmission.balancing import Balanced
-from .transmission.rounds import AllAtOnce, ShiftedRounds
-from .transmission.two_level import Forwarded, TwoLevel
+from .circuits import (
+    Birkhoff,
+    MaxWeight,
+    PacketsOnly,
+    Regional,
+    Rotation,
+    Solstice,
+    StaticMean,
+)
+from .placement import Affinity, FixedPlacement, LoadBalancer, Swaps
+from .policy import FAMILIES, Policy
+from .transmission import AllAtOnce, Fast, Forwarded, ShiftedRounds, TwoLevel
 
 ENTRY_POINTS = "moetraffic.policies"
 
@@ -33,20 +32,21 @@ Maker = Callable[[], Policy]
 """Makes a new policy without state; called once for each evaluation."""
 
 POLICIES: Mapping[str, Maker] = {
+    "packets": PacketsOnly,
     "rotation": Rotation,
+    "rotation-two-hop": partial(Rotation, name="rotation-two-hop", two_hops=True),
     "static-mean": StaticMean,
     "birkhoff": Birkhoff,
     "solstice": Solstice,
     "max-weight": MaxWeight,
     "regional": Regional,
-    "packets": PacketsOnly,
     "all-at-once": AllAtOnce,
     "sprayed": partial(AllAtOnce, name="sprayed", routing="ideal"),
     "shifted-rounds": ShiftedRounds,
-    "fast": Balanced,
     "two-level": TwoLevel,
     "forwarded": Forwarded,
     "deduplicated": partial(Forwarded, name="deduplicated", once=True),
+    "fast": Fast,
     "contiguous": partial(FixedPlacement, name="contiguous"),
     "strided": partial(FixedPlacement, name="strided"),
     "eplb": LoadBalancer,
@@ -57,19 +57,13 @@ POLICIES: Mapping[str, Maker] = {
 """The built-in policies by name."""
 
 
-def policy_names() -> tuple[str, ...]:
-    """Return the names of all policies, built-in ones first."""
-    others = set(entry_points(group=ENTRY_POINTS).names) - POLICIES.keys()
-    return (*POLICIES, *sorted(others))
-
-
 def policy_maker(name: str) -> Maker:
     """Look up a policy by name, or as ``file.py:Class``.
 
     Raises
     ------
     AnalysisError
-        If there is none, or what is found makes no policy.
+        If there is none, or what the name stands for makes no policy.
 
     Examples
     --------
@@ -78,24 +72,26 @@ def policy_maker(name: str) -> Maker:
     """
     if name in POLICIES:
         return POLICIES[name]
-    for point in entry_points(group=ENTRY_POINTS).select(name=name):
+    others = entry_points(group=ENTRY_POINTS)
+    for point in others.select(name=name):
         return validated(point.load(), name)
     path, _, attribute = (f"{name}:" if name.endswith(".py") else name).rpartition(":")
     if path.endswith(".py"):
-        if not Path(path).is_file():
-            raise AnalysisError(
-                f"a user-defined policy is file.py:Class, but there is no file {path}: "
-                "correct the path"
-            )
         return validated(_from_file(Path(path), attribute), name)
+    names = (*POLICIES, *sorted(others.names - POLICIES.keys()))
     raise AnalysisError(
-        f"a policy is file.py:Class or one of {', '.join(policy_names())}, not "
-        f"{name[:40]!r}: {nearest(name, policy_names())}choose one"
+        f"a policy is file.py:Class or one of {', '.join(names)}, not "
+        f"{name[:40]!r}: {nearest(name, names)}choose one"
     )
 
 
 def _from_file(path: Path, attribute: str) -> Maker:
     """Return an attribute of a Python file, which is run."""
+    if not path.is_file():
+        raise AnalysisError(
+            f"a user-defined policy is file.py:Class, but there is no file {path}: "
+            "correct the path"
+        )
     module = ModuleType(f"moetraffic_policy_{path.stem}")
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
@@ -103,14 +99,14 @@ def _from_file(path: Path, attribute: str) -> Maker:
     except Exception as error:
         raise AnalysisError(
             f"the policy {attribute!r} cannot be read from {path} "
-            f"({_first_line(error)}): correct the file"
+            f"({first_line(error)}): correct the file"
         ) from error
     if attribute not in vars(module):
         own = [
             f"{path}:{name}"
-            for name, one in vars(module).items()
-            if getattr(one, "__module__", "") == module.__name__
-            and hasattr(one, "plan")
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
+            and hasattr(value, "plan")
         ]
         lacks = f"has no attribute {attribute!r}" if attribute else "is a file"
         raise AnalysisError(
@@ -120,9 +116,10 @@ def _from_file(path: Path, attribute: str) -> Maker:
     return vars(module)[attribute]  # type: ignore[no-any-return]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return type and first line of an exception."""
     lines = str(error).strip().splitlines()
-    return ": ".join([type(error).__name__, *(one[:200] for one in lines[:1])])
+    return ": ".join([type(error).__name__, *(line[:200] for line in lines[:1])])
 
 
 def validated(maker: Maker, name: str) -> Maker:
@@ -138,16 +135,13 @@ def validated(maker: Maker, name: str) -> Maker:
     except Exception as error:
         raise AnalysisError(
             f"the policy {name!r} cannot be made without arguments "
-            f"({_first_line(error)}): give them defaults"
+            f"({first_line(error)}): give them defaults"
         ) from error
     if not (callable(maker) and isinstance(made, Policy)):
         raise AnalysisError(
             f"a policy has name, family, forecasts and plan(view), but {name!r} makes "
             f"an object of type {type(made).__name__}: add what it lacks"
         )
-    if made.family not in FAMILIES:
-        raise AnalysisError(
-            f"the family of a policy is one of {', '.join(FAMILIES)}, but that of "
-            f"{made.name!r} is {made.family!r}: choose one"
-        )
+    whose = f"the family of the policy {made.name!r}"
+    check_choice(whose, made.family, FAMILIES, AnalysisError)
     return maker

@@ -5,11 +5,10 @@ A file has the family and a plan for each layer, or "*" for all others::
     {"family": "circuits", "layers": {"1": {"receivers": [[1, 0]], "room": [4096]}}}
     {"family": "placement", "layers": {"*": {"experts": [0, 1], "ranks": [1, 0]}}}
 
-A plan has the fields of its type: :class:`Matchings` (receivers, room) or
-:class:`HeldCircuits` (number); :class:`Rounds` (shares, routing) or :class:`Hops`
-(round, pair, sender, receiver, share, routing); :class:`ExpertPlacement` (experts,
-ranks).  The output of ``moetraffic schedule run.h5 -o circuits.json`` is such a file,
-too.
+A plan has the fields of its type: Matchings (receivers, room) or HeldCircuits (number);
+Rounds (shares, routing) or Hops (round, pair, sender, receiver, share, routing);
+ExpertPlacement (experts, ranks).  The output of ``moetraffic schedule run.h5 -o
+circuits.json`` is such a file, too.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ import numpy as np
 
 from moetraffic.errors import AnalysisError
 
-from .catalog import Maker
-from .exchange_series import number_of
+from .cluster import ExpertPlacement
+from .optical import HeldCircuits, Matchings
+from .packets import Hops, Rounds
 from .policy import View
-from .service.cluster import ExpertPlacement
-from .service.optical import HeldCircuits, Matchings
-from .service.packet_network import Rounds
-from .service.relays import Hops
+from .series import number_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class FixedPlans:
     plans: Mapping[str, Any]  # by layer, "*": all others
     forecasts: bool = False
     run: str = ""  # file name of the trace that it was planned from; "": unknown
-    digest: str = ""  # of that trace; "": unknown, as in plans of earlier releases
+    digest: str = ""  # of that trace; "": unknown
     planned: tuple[int, int] | None = None  # half-open range of its iterations
 
     def plan(self, view: View) -> Any:
@@ -58,7 +55,7 @@ class FixedPlans:
         return self.plans[key]
 
 
-def plan_file(path: Path) -> Maker:
+def plan_file(path: Path) -> Callable[[], FixedPlans]:
     """Read plans from a file; they are checked when they are evaluated.
 
     Raises
@@ -66,24 +63,24 @@ def plan_file(path: Path) -> Maker:
     AnalysisError
         If the file cannot be read, or has no plans in the format of this module.
     """
+    origin: dict[str, Any] = {}
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
-        run, digest, planned = "", "", None
-        if "exchanges" in given:
-            family = "circuits"
-            run = Path(str(given.get("file", ""))).name
-            digest = str(given.get("digest", ""))
-            # plans of earlier releases have no iterations
-            ends = [one.get("iterations", ()) for one in given["exchanges"]]
-            if all(ends):
-                planned = (min(int(a) for a, _ in ends), max(int(b) for _, b in ends))
-            layers: dict[str, Any] = {
-                "*" if one["layer"] is None else str(one["layer"]): {
-                    "receivers": [t["to"] for t in one["schedules"][0]["terms"]],
-                    "room": [max(t["bytes"]) for t in one["schedules"][0]["terms"]],
-                }
-                for one in given["exchanges"]
+        if given.get("verb") == "schedule":
+            data, family = given["data"], "circuits"
+            spans = [plan["iterations"] for plan in data["exchanges"]]
+            origin = {
+                "run": Path(data["file"]).name,
+                "digest": data["digest"],
+                "planned": (min(a for a, _ in spans), max(b for _, b in spans)),
             }
+            layers: dict[str, Any] = {}
+            for plan in data["exchanges"]:
+                terms = plan["schedules"][0]["terms"]
+                layers["*" if plan["layer"] is None else str(plan["layer"])] = {
+                    "receivers": [term["to"] for term in terms],
+                    "room": [max(term["bytes"]) for term in terms],
+                }
         else:
             family, layers = str(given["family"]), given["layers"]
         build = BUILDERS[family]
@@ -93,30 +90,18 @@ def plan_file(path: Path) -> Maker:
             f"{path} cannot be read ({error.strerror or error}): name a file of plans"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = str(error)
+        if isinstance(error, UnicodeDecodeError):
+            why = "it is not text"
+        elif isinstance(error, KeyError):
+            why = f"{error} is missing, or not a valid name"
+        elif not isinstance(error, ValueError):
+            why = "its parts have other types"
         raise AnalysisError(
             f"a file of plans is JSON with family and layers, but {path} is not "
-            f"({_why(error)}): see python -m pydoc {__name__}"
+            f"({why}): see python -m pydoc {__name__}"
         ) from None
-    return partial(
-        FixedPlans,
-        name=path.name,
-        family=family,
-        plans=plans,
-        run=run,
-        digest=digest,
-        planned=planned,
-    )
-
-
-def _why(error: Exception) -> str:
-    """Say what a file lacks, in terms of the file."""
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not text"
-    if isinstance(error, KeyError):
-        return f"{error} is missing, or not a valid name"
-    if isinstance(error, (TypeError, AttributeError)):
-        return "its parts have other types"
-    return str(error)
+    return partial(FixedPlans, name=path.name, family=family, plans=plans, **origin)
 
 
 def _circuits(plan: Mapping[str, Any]) -> Matchings | HeldCircuits:
@@ -124,27 +109,22 @@ def _circuits(plan: Mapping[str, Any]) -> Matchings | HeldCircuits:
         return HeldCircuits(number=np.array(plan["number"]))
     to = np.array(plan["receivers"], np.int64)
     own = to == np.arange(to.shape[-1]) if to.ndim == 2 else np.zeros(to.shape, bool)
-    return Matchings(
-        receivers=np.where(own, -1, to), room=np.array(plan["room"], np.float64)
-    )
+    room = np.array(plan["room"], np.float64)
+    return Matchings(receivers=np.where(own, -1, to), room=room)
 
 
 def _transmission(plan: Mapping[str, Any]) -> Rounds | Hops:
     routing = str(plan.get("routing", "ecmp"))
     if "shares" in plan:
-        shares = np.array(plan["shares"], np.float64)
-        return Rounds(shares=shares, routing=routing)
+        return Rounds(shares=np.array(plan["shares"], np.float64), routing=routing)
     names = ("round", "pair", "sender", "receiver")
-    columns = {name: np.array(plan[name], np.int64) for name in names}
-    share = np.array(plan["share"], np.float64)
-    return Hops(**columns, share=share, routing=routing)  # type: ignore[arg-type]
+    columns: dict[str, Any] = {name: np.array(plan[name], np.int64) for name in names}
+    return Hops(**columns, share=np.array(plan["share"], np.float64), routing=routing)
 
 
 def _placement(plan: Mapping[str, Any]) -> ExpertPlacement:
-    return ExpertPlacement(
-        experts=np.array(plan["experts"], np.int64),
-        ranks=np.array(plan["ranks"], np.int64),
-    )
+    experts, ranks = (np.array(plan[name], np.int64) for name in ("experts", "ranks"))
+    return ExpertPlacement(experts=experts, ranks=ranks)
 
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {

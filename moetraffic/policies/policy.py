@@ -7,8 +7,20 @@ from typing import Any, Protocol, runtime_checkable
 
 from moetraffic.arrays import Float64
 
-from .exchange_series import LayerKey
-from .service.optical import Service
+from .cluster import Cluster
+from .optical import OpticalSwitch
+from .packets import PacketNetwork
+from .series import LayerKey
+
+FAMILIES = {
+    "circuits": OpticalSwitch,
+    "transmission": PacketNetwork,
+    "placement": Cluster,
+}
+"""What serves the plans of each family."""
+
+UNITS = {"circuits": "bytes", "transmission": "bytes", "placement": "tokens"}
+"""What the series of each family are of: bytes between ranks, or tokens of experts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +52,9 @@ class View:
 class Policy(Protocol):
     """A policy makes plans; it may keep state, one object serves a whole run in order.
 
-    Planning is reproducible: randomness has a fixed seed.
+    Planning is reproducible: randomness has a fixed seed.  A policy may also have
+    ``observe(view, service)``, which is called with how each of its plans was served,
+    as soon as that is known.
     """
 
     @property
@@ -50,7 +64,7 @@ class Policy(Protocol):
 
     @property
     def family(self) -> str:
-        """One of :data:`moetraffic.policies.family.FAMILIES`."""
+        """One of FAMILIES."""
         ...
 
     @property
@@ -60,13 +74,4 @@ class Policy(Protocol):
 
     def plan(self, view: View) -> Any:
         """Return a plan of the family for the exchange that the view describes."""
-        ...
-
-
-@runtime_checkable
-class ObservingPolicy(Policy, Protocol):
-    """A policy that learns from how its own plans were served."""
-
-    def observe(self, view: View, service: Service) -> None:
-        """Receive how the plan for a view was served, as soon as that is known."""
         ...

@@ -1,176 +1,217 @@
-"""Scores of policies: completion, ratio to the bound, regret, and what follows."""
+"""Tables and verdict of the scores of policies, on one trace or over several."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
-from moetraffic.analysis.forecast import gain
-from moetraffic.analysis.intervals import Interval
+from moetraffic.analysis.intervals import LEVEL, Interval
 from moetraffic.arrays import Float64
-from moetraffic.tables import ShownAsTables
+from moetraffic.result import Result
+from moetraffic.units import duration
 
-if TYPE_CHECKING:
-    import pandas
+from .bench import NONE, SERVED, Row, longer
 
-
-NONE = "none"
-"""Forecaster of policies that use no forecast."""
-
-
-CURVES: Mapping[str, str] = {
-    "age": "age",
-    "delay": "delay_s",
-    "circuits": "circuits",
-}
-"""Field of a score that changes along each curve."""
+CONTROLS = ("oracle", "shuffled", SERVED)
+"""Forecasters that no deployed policy has, or would use: never ranked."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyScore:
-    """Result of one policy with one forecaster, on one network, at one age and delay.
+class Place(NamedTuple):
+    """What policies are compared on."""
 
-    Times are per exchange or layer, over the iterations and layers that were served, or
-    per iteration.
-    """
-
-    policy: str
     family: str
     network: str
+    age: int
+
+
+class Scored(NamedTuple):
+    """A policy with a forecaster, and its rows by trace."""
+
+    policy: str
     forecaster: str
-    age: int  # iterations
-    delay_s: float  # reconfiguration; NaN where the network has none
-    circuits: int  # of a port; 0 where the network has none
-    tokens: float  # mean token copies that a rank sends; NaN where unknown
-    transfer_s: float  # of the mean exchange's busiest port through circuits, or NaN
-    pays_below_s: float  # delay from which packets alone are never slower, or NaN
-    exchanges: int
-    completion_p50_s: float
-    completion_p99_s: float
-    completion_mean_s: float
-    over_bound: Interval  # sum of completions over sum of lower bounds
-    regret: Interval  # over the same policy with the oracle, minus 1; NaN without
-    served_share: float  # bytes that the plan itself carries
-    reconfigurations: float  # mean per exchange
-    moved_experts: float  # mean per exchange
-    moved_bytes: float  # mean per exchange
-    load_imbalance: float  # mean of max / mean tokens of a rank; NaN if unknown
-    planning_p50_s: float  # CPU time of a plan
-    planning_max_s: float
-    by_iteration_s: tuple[float, ...]  # sum of the completions of an iteration's layers
+    runs: Mapping[str, Row]
+
+    def mean(self, name: str) -> float:
+        """Compute the geometric mean over traces."""
+        return float(np.exp(np.mean(np.log([row[name] for row in self.runs.values()]))))
+
+    def interval(self, name: str) -> Interval:
+        """Return value and ends of one trace, else mean and interval over traces."""
+        rows = list(self.runs.values())
+        if len(rows) == 1:
+            value, low, high = (rows[0][name + end] for end in ("", "_low", "_high"))
+            return Interval(value=value, low=low, high=high)
+        less = int(name == "regret")  # which is a ratio minus 1
+        return over_traces(np.log([row[name] + less for row in rows]), less)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation(ShownAsTables):
-    """Scores of policies on one run, from :func:`evaluate`."""
-
-    run: str
-    phase: str
-    completion: str  # one of SCOPES: what the times are of
-    iterations: tuple[int, int]  # first and last that were served
-    layers: tuple[int, ...]
-    ranks: int
-    scores: tuple[PolicyScore, ...]  # at the given age and delay
-    by_age: tuple[PolicyScore, ...]  # at further ages
-    by_delay: tuple[PolicyScore, ...]  # at further reconfiguration delays
-    by_circuits: tuple[PolicyScore, ...]  # with other numbers of circuits
-    failures: tuple[str, ...]  # a sentence for each policy that failed
-    # policies whose plans were made from exchanges that they serve, and which these are
-    informed: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # iterations that are left out, and why
-    networks: Mapping[str, str] = field(default_factory=dict)  # rates and delays
-    bounds: Mapping[str, str] = field(default_factory=dict)  # over bound, by network
-
-    def curve(self, name: str) -> tuple[PolicyScore, ...]:
-        """Return the scores along one of CURVES; the main ones are part of it."""
-        further: tuple[PolicyScore, ...] = getattr(self, f"by_{name}")
-        if not further:
-            return further
-        optical = name in ("delay", "circuits")
-        return (*(s for s in self.scores if s.circuits or not optical), *further)
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Build a tidy pandas table with one row per score.
-
-        ``curve`` is "" or one of CURVES.  Intervals become two columns, ``..._low`` and
-        ``..._high``, beside the value.
-        """
-        import pandas
-
-        rows = []
-        parts = [("", self.scores), *((c, getattr(self, f"by_{c}")) for c in CURVES)]
-        for curve, score in ((name, one) for name, of in parts for one in of):
-            row: dict[str, Any] = {"run": self.run, "phase": self.phase, "curve": curve}
-            for name, value in vars(score).items():
-                if isinstance(value, Interval):
-                    row |= {name: value.value, f"{name}_low": value.low}
-                    row |= {f"{name}_high": value.high}
-                elif not isinstance(value, tuple):
-                    row[name] = value
-            rows.append(row)
-        return pandas.DataFrame(rows)
+def over_traces(logs: Float64, less: int = 0) -> Interval:
+    """Compute exp(mean) - less of logarithms ``[n]`` with Student's interval."""
+    half = stdtrit(len(logs) - 1, (1 + LEVEL) / 2) * logs.std(ddof=1)
+    ends = logs.mean() + np.array([-1, 0, 1]) * half / np.sqrt(len(logs))
+    low, value, high = (np.exp(ends) - less).tolist()
+    return Interval(value=value, low=low, high=high)
 
 
-def difference(one: PolicyScore, other: PolicyScore) -> Interval:
-    """Compute how much longer one policy takes than another, as a share of the other.
+def more_time(scored: Scored, other: Scored, span: int) -> Interval:
+    """Compute how much longer a policy takes than another, as a share of the other.
 
-    Paired by iteration, with the interval of
-    :func:`moetraffic.analysis.forecast.gain` (block jackknife, Student).  A
-    moving-block bootstrap of 32 iterations states more than twice as many differences
-    where there are none: 40 of 180 runs of balanced independent traffic, this one 13.
+    Paired: by iteration on one trace, by trace on several.
     """
-    mine, others = np.array(one.by_iteration_s), np.array(other.by_iteration_s)
-    return longer(mine, others, span=max(one.age, other.age))
+    pairs = [(row, other.runs[f]) for f, row in scored.runs.items() if f in other.runs]
+    if len(pairs) == 1:
+        ((row, beside),) = pairs
+        return longer(row["by_iteration_s"], beside["by_iteration_s"], span=span)
+    name = "completion_mean_s"
+    return over_traces(np.log([row[name] / beside[name] for row, beside in pairs]), 1)
 
 
-def longer(mine: Float64, others: Float64, *, span: int) -> Interval:
-    """Compute how much longer times ``[n]`` are than others, as a share of these.
-
-    ``span`` is the number of iterations over which the errors of plans are correlated.
-    """
-    found = gain(mine, others, span=span)
-    return Interval(value=-found.value, low=-found.high, high=-found.low)
-
-
-def break_even_s(evaluation: Evaluation, policy: str, forecaster: str) -> float:
-    """Compute the delay up to which a planned policy completes before unplanned ones.
+def answer(
+    rows: Sequence[Row],
+    about: Mapping[str, Mapping[str, str]],
+    *,
+    data: Mapping[str, Any],
+    span: int,
+    notes: Sequence[str] = (),
+) -> Result:
+    """Make tables and verdict of the scores of policies.
 
     Parameters
     ----------
-    evaluation
-        With ``by_delay``.
-    policy, forecaster
-        The planned policy.
-
-    Returns
-    -------
-    float
-        Seconds, interpolated in the logarithm of the delay between those evaluated;
-        infinite if the policy is faster at all of them, NaN if at none, or if no policy
-        without a forecast was evaluated.
+    rows
+        Of :meth:`.bench.Bench.scores`, with the file of the trace.
+    about
+        Rates, and what the bound counts ("reference"), by the name of a network.
+    data
+        Phase, completion and runs.
+    span
+        Iterations over which the errors of plans are correlated.
     """
-    every = [*evaluation.scores, *evaluation.by_delay]
-    mine = {
-        s.delay_s: s.completion_mean_s
-        for s in every
-        if (s.policy, s.forecaster) == (policy, forecaster)
+    places: dict[Place, dict[tuple[str, str], dict[str, Row]]] = {}
+    for row in rows:
+        place = Place(row["family"], row["network"], row["age"])
+        by_policy = places.setdefault(place, {})
+        by_policy.setdefault((row["policy"], row["forecaster"]), {})[row["file"]] = row
+    shown, verdict = list[dict[str, Any]](), list[str]()
+    for place, by_policy in places.items():
+        scored = [Scored(*key, runs) for key, runs in by_policy.items()]
+        ranked = [s for s in scored if s.forecaster not in CONTROLS]
+        ranked.sort(key=lambda s: s.mean("completion_mean_s"))
+        best: dict[str, Scored] = {}  # of each policy, the best forecast
+        for one in (*ranked, *(s for s in scored if s.forecaster == SERVED)):
+            best.setdefault(one.policy, one)
+        shown += [_line(place, one, ranked[:1], span) for one in best.values()]
+        if ranked and place.age == rows[0]["age"]:
+            verdict += _verdict(place, ranked, span)
+    if not any(row["over_bound"] > 0 for row in rows):
+        verdict = ["No exchange sends bytes between ranks."]
+    if any(row["moved_experts"] and not row["moved_bytes"] for row in rows):
+        verdict.append("Moving experts is free here (--expert-bytes 0).")
+    for policy in dict.fromkeys(r["policy"] for r in rows if r["forecaster"] == SERVED):
+        verdict.append(
+            f"{policy} was planned from iterations that it serves: not a forecast, not "
+            "ranked."
+        )
+    runs = data["runs"]
+    if len(runs) > 1:
+        head = f"{len(runs)} traces: {data['phase']}"
+    else:
+        first, last = runs[0]["iterations"]
+        head = f"{runs[0]['file']}: {data['phase']}, iterations {first} to {last}"
+    if data["completion"] != "exchange":
+        head += f", times of {data['completion']}s"
+    single = len(about) == 1
+    if single:
+        head += "; " + "".join(facts["rates"] for facts in about.values())
+    over = [
+        facts["reference"] + f" ({name})" * (not single)
+        for name, facts in about.items()
+    ]
+    networks = [{"network": name, **facts} for name, facts in about.items()]
+    varied = ("network", "age", "over_bound_interval", "load_imbalance", "moved_bytes")
+    for name in (*varied, "traces"):  # columns that are alike in all rows
+        if len({str(line[name]) for line in shown}) == 1 and name != "load_imbalance":
+            shown = [{k: v for k, v in line.items() if k != name} for line in shown]
+    return Result(
+        verb="evaluate",
+        head=head,
+        tables={
+            "policies": shown,
+            "scores": [
+                {k: row[k] for k in row if k != "by_iteration_s"} for row in rows
+            ],
+            "networks": networks,
+        },
+        screen=("policies",) if single else ("policies", "networks"),
+        captions={
+            "policies": f"over bound: {'; '.join(dict.fromkeys(over))}; cost of "
+            "forecast: over the same policy with the true traffic"
+        },
+        verdict=tuple(verdict[:5]),
+        notes=tuple(notes),
+        data={**data, "by_iteration_s": [row["by_iteration_s"] for row in rows]},
+    )
+
+
+def _line(
+    place: Place, scored: Scored, fastest: Sequence[Scored], span: int
+) -> dict[str, Any]:
+    """Make the row of a policy with its best forecast."""
+    rows = list(scored.runs.values())
+    over, regret = scored.interval("over_bound"), scored.interval("regret")
+    gaps = [more_time(scored, first, span) for first in fastest if first is not scored]
+    placed = place.family == "placement"
+    line: dict[str, Any] = {
+        "policy": scored.policy,
+        "forecaster": "" if scored.forecaster == NONE else scored.forecaster,
+        "network": place.network,
+        "age": place.age,
+        "completion_p50_s": scored.mean("completion_p50_s"),
+        "completion_p99_s": scored.mean("completion_p99_s"),
+        "over_bound": over.value,
+        "over_bound_interval": (over.low, over.high) if len(rows) > 1 else None,
+        "regret": regret.value,
+        "regret_interval": (regret.low, regret.high),
+        "over_fastest": gaps[0].value if gaps else None,
+        "over_fastest_interval": (gaps[0].low, gaps[0].high) if gaps else None,
+        "load_imbalance": scored.mean("load_imbalance") if placed else None,
+        "moved_bytes": None,
+        "traces": len(rows) if len(rows) > 1 else None,
     }
-    others: dict[float, float] = {}
-    for s in every:
-        if s.forecaster == NONE and s.delay_s == s.delay_s:
-            others[s.delay_s] = min(
-                others.get(s.delay_s, float("inf")), s.completion_mean_s
-            )
-    delays = sorted(mine.keys() & others.keys())
-    gains = [np.log(others[d] / mine[d]) for d in delays]
-    if not delays or gains[0] <= 0:
-        return float("nan")
-    for at in range(1, len(delays)):
-        if gains[at] <= 0:
-            low, high = np.log(max(delays[at - 1], 1e-9)), np.log(delays[at])
-            part = gains[at - 1] / (gains[at - 1] - gains[at])
-            return float(np.exp(low + part * (high - low)))
-    return float("inf")
+    if placed:
+        line["moved_bytes"] = float(np.mean([row["moved_bytes"] for row in rows]))
+    return line
+
+
+def _verdict(place: Place, ranked: Sequence[Scored], span: int) -> list[str]:
+    """State the fastest policy of a family on a network, and what limits circuits."""
+    first, *others = ranked
+    name = first.policy
+    if first.forecaster != NONE:
+        name += f" with {first.forecaster} forecasts"
+    text = f"{place.family.capitalize()} on {place.network}: {name} is fastest"
+    plain = next((s for s in others if s.forecaster == NONE), None)
+    if not others:
+        text = text.replace("is fastest", "is the only policy ranked")
+    elif plain is not None:
+        gap = more_time(plain, first, span)
+        less, low, high = (1 - 1 / (1 + v) for v in (gap.value, gap.low, gap.high))
+        text += f", {100 * less:.2g}% below {plain.policy}"
+        if isfinite(low):
+            text += f" (95% CI {100 * low:.2g} to {100 * high:.2g}%)"
+            text += ", no evidence of a difference" * (low <= 0)
+    sentences = [f"{text}."]
+    row = next(iter(first.runs.values()))
+    if row["delay_s"] > row["transfer_s"]:
+        text = (
+            f"One reconfiguration ({duration(row['delay_s'])}) outlasts the transfer "
+            f"of an exchange ({duration(row['transfer_s'])}, mean)"
+        )
+        if row["delay_s"] >= row["pays_below_s"]:
+            text += "; packets alone are never slower than circuits"
+        sentences.append(f"{text}.")
+    return sentences

@@ -3,7 +3,6 @@
 Importing this module registers them with :func:`moetraffic.tables.tables_of`.
 """
 
-from . import policy_scores
-from .results import acceptance, fabric
+from .results import acceptance
 
-__all__ = ["acceptance", "fabric", "policy_scores"]
+__all__ = ["acceptance"]

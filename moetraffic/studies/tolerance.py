@@ -6,8 +6,13 @@ each share of lost bytes and seed.
 
 from __future__ import annotations
 
+import json
+import os
 import signal
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +20,14 @@ import numpy as np
 from scipy.special import stdtrit
 
 from moetraffic.arrays import Float64
+from moetraffic.capture.training import check_workload
 from moetraffic.cli.output import progress
 from moetraffic.cli.show import AsJson, Force, show
 from moetraffic.cli.workload import WORKLOAD, describe
-from moetraffic.errors import AnalysisError, Interrupted
+from moetraffic.errors import AnalysisError, Interrupted, MoetrafficError
 from moetraffic.files import validate_outputs, write_text
-from moetraffic.patterns import Dropping
+from moetraffic.launch.environment import PARENT
+from moetraffic.patterns import Dropping, Workload
 from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Rule, Series
 from moetraffic.report.console.options import (
     Plot,
@@ -124,9 +131,6 @@ def tolerance(
 
     Example: python -m moetraffic.studies tolerance --site combine --iterations 100
     """
-    from moetraffic.launch.lossy_training import final_losses
-    from moetraffic.launch.machine_resources import check_workload
-
     validate_outputs((output, plot), force=force)
     what = "the shares to drop are percentages above 0 and below 100"
     dropped = positive_numbers(percent, what, "0.1,1,10", kind=float, below=100)
@@ -182,3 +186,58 @@ def increase_chart(found: Result) -> Chart:
         height=420,
         width=700,
     )
+
+
+def final_losses(
+    base: Workload,
+    dropping: Dropping,
+    shares: Sequence[float],
+    *,
+    seeds: int,
+    workers: int | None,
+    on_run: Callable[[int, Mapping[str, Any]], None],
+) -> Float64:
+    """Train for each share of lost bytes and seed; return final losses ``[P, S]``.
+
+    ``base`` is trained on virtual ranks, with S ``seeds`` that count from its own; the
+    share of ``dropping`` is replaced by each of ``shares`` ``[P]``.  ``on_run`` is
+    called after each training with the number of completed ones and its results.
+    """
+    plans = [
+        replace(
+            base,
+            training=replace(base.training, seed=base.training.seed + seed),
+            dropping=replace(dropping, share=share),
+        )
+        for share in shares
+        for seed in range(seeds)
+    ]
+    losses, count = np.full((len(shares), seeds), np.nan), 0
+    module = ["-m", "moetraffic.launch", "-m", "moetraffic.models.lossy_training"]
+    program = subprocess.Popen(
+        [sys.executable, *module, *([str(workers)] if workers else [])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches this process, which ends it
+        env=os.environ | {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid())},
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    try:
+        with program.stdin as file:
+            file.writelines(plan.to_json() + "\n" for plan in plans)
+        for count, line in enumerate(program.stdout, 1):
+            result = json.loads(line)
+            if "error" in result:
+                raise MoetrafficError(result["error"])
+            share, seed = divmod(result.pop("number"), seeds)
+            losses[share, seed] = result["loss"]
+            number = base.training.seed + seed
+            on_run(count, {"share": shares[share], "seed": number, **result})
+    finally:
+        program.kill()
+        program.wait()
+    if count < len(plans):
+        raise MoetrafficError("the trainings ended early: see the error above")
+    return losses

@@ -1,5 +1,1 @@
 """Benchmark of collective communication, measured as in nccl-tests."""
-
-from .sweep import Sweep
-
-__all__ = ["Sweep"]

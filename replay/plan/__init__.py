@@ -1,1 +1,1 @@
-"""Plan of a replay: the operations that each rank issues, in issue order."""
+"""Operations of a replay, and the program of each rank; without torch."""

@@ -1,50 +1,38 @@
-"""Data structures of a replay plan: operations, programs of the ranks, their times.
+"""Program of one rank: issue order, dependencies, gaps and bytes of its operations.
 
-An operation is a collective, or a message, of one group.  Groups belong to *streams*:
-expert exchanges are stream 0, background traffic has one stream per kind of group
-("tp", "dp", "pp" ...).  Order of operations on each rank:
+- Operations of a stream are issued in the order of the program, each after the previous
+  one has ended, unless :attr:`Program.waits` is false for the previous one.
+- An operation is issued after the operation in :attr:`Program.after`, of any stream,
+  has ended: in the capture, the last to end before the operation was issued.
+- Messages of a batch follow each other, belong to one group and one iteration, and each
+  was issued before any of them had ended; a CUDA device issues them together, when the
+  last of them is due.
+- No operation of an iteration is issued before all of the previous one have ended.
 
-- operations of a stream are issued in the order of the rank's program, each after the
-  previous one has ended, unless :attr:`Program.waits` is false for the previous one;
-- an operation is issued after the operation in :attr:`Program.after`, of any stream,
-  has ended: in the capture, the last to end before the operation was issued;
-- messages of a batch follow each other in the program, belong to one group and one
-  iteration, and each was issued before any of them had ended; a CUDA device issues
-  them together, when the last of them is due;
-- no operation of an iteration is issued before all operations of the previous
-  iteration, of all streams, have ended.
-
-Operations overlap except for these rules.
-
-Ranks of a group are in ascending order here, as ``torch.distributed.new_group`` sorts
-them, and so are rows and columns of matrices.  This module does not import torch.
+Operations overlap except for these rules.  Where a captured time is unknown, all ranks
+follow one common order, and gaps are unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.arrays import Bool, Int8, Int32, Int64, UInt32
-from moetraffic.trace.model import ALL_TO_ALL, Site
+from moetraffic.arrays import Bool, Float64, Int8, Int32, Int64
+from moetraffic.trace.model import UNKNOWN_TIME
+from moetraffic.trace.order import common_order
+from moetraffic.trace.trace import Trace
 
-KINDS = (
-    ALL_TO_ALL,
-    *("all_reduce", "all_gather", "reduce_scatter"),
-    *("broadcast", "reduce", "gather", "scatter", "send_recv", "barrier"),
-)
-"""Kinds of operations, as named in traces; :attr:`Plan.kind` is an index into it."""
-
-REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-"""Kinds of operations that compute sums."""
-
-EXPERTS = "experts"
-"""Name of stream 0, which carries the expert exchanges."""
+from .background import follow, levels
+from .matrices import buffers, exchange_matrices
+from .operations import BLOCK_CELLS, KINDS, MESSAGE, Plan, blocks, takes_part
 
 UNKNOWN_GAP = -1
 """Value of a gap or due time that is unknown in the trace."""
+
+_LATE = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +45,7 @@ class Program:
     stream: Int8  # [N] index into the plan's streams
     kind: Int8  # [N] index into KINDS
     send_size: Int64  # [N] bytes of this rank's send buffer
-    receive_size: Int64  # [N] bytes of its receive buffer; see backends.Call
+    receive_size: Int64  # [N] bytes of its receive buffer; see matrices.buffers
     first: Int64  # [N + 1] where an all-to-all's bytes begin in the two arrays below
     send_bytes: Int64  # [first[N]] to each member of the group, in ascending order
     receive_bytes: Int64  # [first[N]] from each member
@@ -94,10 +82,10 @@ class Program:
 
     def stream_bytes(self, stream: int) -> tuple[int, int]:
         """Return the largest send and receive buffer bytes of a stream's operations."""
-        mine = self.stream == stream
+        rows = self.stream == stream
         return (
-            int(self.send_size[mine].max(initial=0)),
-            int(self.receive_size[mine].max(initial=0)),
+            int(self.send_size[rows].max(initial=0)),
+            int(self.receive_size[rows].max(initial=0)),
         )
 
     @property
@@ -107,8 +95,8 @@ class Program:
         Operations of a stream share two buffers; streams overlap, so each has its
         own.
         """
-        each = [self.stream_bytes(s) for s in np.unique(self.stream).tolist()]
-        return sum(s for s, _ in each), sum(r for _, r in each)
+        sizes = [self.stream_bytes(s) for s in np.unique(self.stream).tolist()]
+        return sum(s for s, _ in sizes), sum(r for _, r in sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,105 +105,173 @@ class Timing:
 
     operation: Int64  # [N] index into the plan's operations
     issue: Int64  # [N] the call
-    start: Int64  # [N] beginning of the transfer
     end: Int64  # [N] end of the transfer
     due: Int64  # [N] scheduled issue; UNKNOWN_TIME if issued as soon as possible
 
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The n operations of a replay, in the order of the trace, for all ranks.
-
-    Meaning of :attr:`size`, S, for each kind in a group of W ranks:
-
-    ================ =================================================================
-    all_to_all       bytes that all members send, those to themselves included
-    all_reduce       the buffer that is reduced, on each member
-    reduce           the same; the sum goes to :attr:`receiver`
-    broadcast        the buffer, of :attr:`sender`
-    all_gather       each member's part; it ends up with W S
-    gather           each member's part; :attr:`receiver` ends up with W S
-    reduce_scatter   each member's input, of W equal parts; it ends up with S / W
-    scatter          what :attr:`sender` holds, W equal parts
-    send_recv        the message
-    barrier          0
-    ================ =================================================================
-
-    Where members of a captured collective passed different sizes, S is the largest; for
-    reduce_scatter and scatter it is rounded up to W equal parts, as torch requires.
-
-    ``total_bytes``, ``network_bytes``, ``bottleneck_bytes`` and ``largest_bytes`` of
-    an all-to-all are computed from its byte matrix.  For other kinds the matrix is that
-    of the ring algorithm (:func:`moetraffic.patterns.collectives.collective_matrix`),
-    whose busiest link carries the bytes from which nccl-tests computes busbw.
-    """
-
-    source: str  # the trace
-    world: int  # ranks R
-    groups: tuple[tuple[int, ...], ...]  # world ranks, ascending; first the trace's own
-    streams: tuple[str, ...]  # names; 0 is that of the expert exchanges
-    sites: tuple[Site, ...]  # of the trace, then of background traffic
-    occurrence: (
-        Int64  # [n] index into the trace's occurrences; -1 for background traffic
-    )
-    iteration: Int64  # [n]
-    first: int  # first training step of the trace, of which these may be a part
-    site: Int32  # [n] index into sites
-    kind: Int8  # [n] index into KINDS
-    group: Int32  # [n] index into groups
-    stream: Int8  # [n] index into streams
-    sender: Int32  # [n] world rank that broadcasts, scatters or sends, else -1
-    receiver: Int32  # [n] world rank that reduces, gathers or receives, else -1
-    size: Int64  # [n] bytes S, see above
-    total_bytes: Int64  # [n] all bytes, also those that a rank sends to itself
-    network_bytes: Int64  # [n] bytes between different ranks
-    bottleneck_bytes: Int64  # [n] largest row or column sum without the diagonal
-    largest_bytes: Int64  # [n] largest row or column sum
-    rank_bytes: Int64  # [R] bytes that each rank sends, itself included
-    checksum: UInt32  # [n] CRC-32 of each operation's matrix, or of kind and size
-    digest: str  # SHA-256 of groups, sites and operations, in hexadecimal
-    left_out: Mapping[str, int]  # number of collectives not replayed, by operation
-    notes: tuple[str, ...] = ()  # descriptions of scaling, padding and completion
-    programs: Mapping[int, Program]  # of the requested ranks
-
-    def __len__(self) -> int:
-        return len(self.iteration)
-
     @property
-    def used_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Groups in which an operation runs; the others are empty, in their places."""
-        used = set(np.unique(self.group).tolist())
-        return tuple(g if n in used else () for n, g in enumerate(self.groups))
+    def start(self) -> Int64:
+        """Beginning of the transfer, ``[N]``: with the call."""
+        return self.issue
 
-    def checking_order(self, rank: int) -> Int64:
-        """Return indices into a rank's program, ``[N]``, in an order common to ranks.
 
-        Sorted by iteration, then by operation: ranks that run operations one by one in
-        the order of their programs, which differ, would deadlock or take the bytes of
-        one operation for those of another.
-        """
-        operation = self.programs[rank].operation
-        return np.lexsort((operation, self.iteration[operation]))
+def program(trace: Trace, plan: Plan, rank: int) -> Program:
+    """Make the program of one rank; see :func:`programs`."""
+    return programs(trace, plan, (rank,))[rank]
 
-    def counted_name(self, rank: int, count: int, *, verified: bool) -> str:
-        """Return the name of a rank's operation, counted from 0 over all its passes.
 
-        ``verified``: the first pass is a verification, in :meth:`checking_order`.
-        """
-        operation = self.programs[rank].operation
-        n = count % len(operation)
-        if verified and count < len(operation):
-            n = self.checking_order(rank)[n]
-        return self.name(int(operation[n]))
+def programs(trace: Trace, plan: Plan, ranks: Collection[int]) -> dict[int, Program]:
+    """Make the programs of some ranks.
 
-    def name(self, operation: int) -> str:
-        """Return the name of an operation for messages, with iteration and layer."""
-        site = self.sites[int(self.site[operation])]
-        parts = [f"iteration {int(self.iteration[operation])}"]
-        if site.layer >= 0:
-            parts.append(f"layer {site.layer}")
-        parts.append(site.phase or site.label or site.operation)
-        if site.direction == "recompute":
-            parts.append("recomputed")
-        parts.append(f"micro-batch {site.slot}" if site.phase else f"call {site.slot}")
-        return ", ".join(parts)
+    ``trace`` is the one of the plan, of which times and byte matrices are read once.
+    """
+    captured = int(np.count_nonzero(plan.occurrence >= 0))
+    times = _times(trace, plan.occurrence[:captured], ranks)
+    common = None
+    if plan.in_common and ranks:
+        common = common_order(trace, plan.occurrence[:captured])
+    level = (
+        levels(plan, common) if common is not None and captured < len(plan) else None
+    )
+    orders = {rank: _order(plan, rank, times[rank][0], common, level) for rank in ranks}
+    square = plan.kind == 0
+    width = plan.width
+    first, place, splits = {}, {}, {}
+    for rank, order in orders.items():
+        cells = np.where(square[order], width[order], 0)
+        first[rank] = np.append(0, np.cumsum(cells)).astype(np.int64)
+        place[rank] = np.full(len(plan), -1, np.int64)
+        place[rank][order] = np.arange(len(order))
+        splits[rank] = np.zeros((2, first[rank][-1]), np.int64)
+    for rows, members, wire in exchange_matrices(trace, plan) if ranks else ():
+        for rank in ranks:
+            row, member = np.nonzero(members == rank)
+            start = first[rank][place[rank][rows[row]]]
+            into = start[:, None] + np.arange(wire.shape[1])
+            splits[rank][0, into] = wire[row, member]
+            splits[rank][1, into] = wire[row, :, member]
+    return {
+        rank: _program(plan, rank, order, first[rank], splits[rank], times[rank])
+        for rank, order in orders.items()
+    }
+
+
+def _times(
+    trace: Trace, occurrences: Int64, ranks: Collection[int]
+) -> dict[int, Int64]:
+    """Read issue and end of each rank's operations, ``[2, n]`` ns of rank 0's clock."""
+    shape = 2, len(occurrences)
+    times = {rank: np.full(shape, UNKNOWN_TIME, np.int64) for rank in ranks}
+    for rows in blocks(trace, occurrences, BLOCK_CELLS) if ranks else ():
+        calls = occurrences[rows]
+        members = np.where(takes_part(trace, calls), trace.members(calls), -1)
+        issue, _, end = trace.times(calls)
+        for rank in ranks:
+            row, column = np.nonzero(members == rank)
+            times[rank][0, rows[row]] = issue[row, column]
+            times[rank][1, rows[row]] = end[row, column]
+    return times
+
+
+def _order(
+    plan: Plan, rank: int, issue: Int64, common: Int64 | None, level: Float64 | None
+) -> Int64:
+    """Sort the operations of a rank into issue order, ``[N]``."""
+    own = np.flatnonzero(plan.of_rank(rank))
+    if common is None:
+        return own[np.lexsort((issue[own], plan.iteration[own]))]
+    # operations of the background come after captured ones of the same level
+    position = np.append(common, np.arange(len(common), len(plan)))[own]
+    if level is None:
+        return own[np.argsort(position)]
+    return own[np.lexsort((position, level[own], plan.iteration[own]))]
+
+
+def _program(
+    plan: Plan, rank: int, order: Int64, first: Int64, splits: Int64, times: Int64
+) -> Program:
+    """Build a program from its order, bytes ``[2, cells]`` and times ``[2, n]``."""
+    kind, stream, group = plan.kind[order], plan.stream[order], plan.group[order]
+    sizes = np.diff(np.pad(splits.cumsum(axis=1), ((0, 0), (1, 0)))[:, first], axis=1)
+    for number in set(np.unique(kind).tolist()) - {0}:
+        rows = np.flatnonzero(kind == number)
+        calls = order[rows]
+        sizes[:, rows] = buffers(
+            KINDS[number],
+            plan.size[calls],
+            plan.width[calls],
+            rank,
+            plan.sender[calls],
+            plan.receiver[calls],
+        )
+    message = kind == KINDS.index(MESSAGE)
+    iteration, added = plan.iteration[order], plan.occurrence[order] < 0
+    issue, end = (np.append(t, np.full(len(plan), UNKNOWN_TIME))[order] for t in times)
+    stamped = ~added & (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
+    timed = bool(len(order)) and bool(stamped[~added].all())
+    after = np.full(len(order), -1, np.int64)
+    gap, due = np.full((2, len(order)), UNKNOWN_GAP, np.int64)
+    if timed:
+        rows = np.flatnonzero(stamped)
+        after[rows] = _ended_before(rows, issue[rows], end[rows])
+        since = np.where(after >= 0, end[after], issue[rows].min(initial=_LATE))
+        gap[rows] = np.maximum(issue[rows] - since[rows], 0)
+        due[rows] = issue[rows] - plan.begin_ns
+    waits = np.ones(len(order), bool)
+    for number in np.unique(stream):
+        rows = np.flatnonzero(stream == number)
+        now, then = rows[:-1], rows[1:]
+        free = message[now] | (group[now] != group[then])
+        overlapped = timed & stamped[now] & stamped[then] & (issue[then] < end[now])
+        waits[now] = ~(overlapped & free)
+    if not timed:  # in a common order, only receivers may wait
+        waits &= ~(message & (plan.sender[order] == rank))
+    joins = message[:-1] & message[1:] & ~waits[:-1]
+    joins &= (group[:-1] == group[1:]) & (iteration[:-1] == iteration[1:])
+    batch = _batches(np.flatnonzero(joins), after, issue, end)
+    if added.any():
+        after = follow(plan, order, after)
+        gap[added] = UNKNOWN_GAP
+    return Program(
+        rank=rank,
+        operation=order,
+        group=group,
+        stream=stream,
+        kind=kind,
+        send_size=sizes[0],
+        receive_size=sizes[1],
+        first=first,
+        send_bytes=splits[0],
+        receive_bytes=splits[1],
+        waits=waits,
+        after=after,
+        batch=batch,
+        gap_ns=gap,
+        due_ns=due,
+    )
+
+
+def _batches(joins: Int64, after: Int64, issue: Int64, end: Int64) -> Int64:
+    """Find the first message of each message's batch, ``[N]``.
+
+    ``joins`` are the operations that the next one may join; it does if it was issued
+    before any of the batch had ended, and waits for none of them.  Where ranks follow
+    one order, batches cause no deadlock: launching an operation earlier delays no
+    other, and a batch ends no later than its last operation would.
+    """
+    first = np.arange(len(after))
+    earliest = np.where(end == UNKNOWN_TIME, _LATE, end)  # end in the batch so far
+    for n in joins.tolist():
+        if after[n + 1] < first[n] and issue[n + 1] < earliest[n]:
+            first[n + 1] = first[n]
+            earliest[n + 1] = min(earliest[n], earliest[n + 1])
+    return first
+
+
+def _ended_before(rows: Int64, issue: Int64, end: Int64) -> Int64:
+    """Find the operation that ended last before each issue, ``[m]``; -1 if none."""
+    by_end = np.argsort(end, kind="stable")
+    last = np.searchsorted(end[by_end], issue, side="right") - 1
+    ended = np.where(last >= 0, rows[by_end[last]], -1)
+    # operations later in the program, or at the same instant, are not waited for
+    before = np.append(-1, rows[:-1])[: len(rows)]
+    return np.where(ended >= rows, before, ended)

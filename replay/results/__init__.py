@@ -1,1 +1,1 @@
-"""Results of a replay: durations, fidelity, the replayed trace, tables."""
+"""Results of a replay: durations, comparison with baselines, sentences, its trace."""

@@ -1,341 +1,214 @@
-"""Dry run: programs, groups, streams, memory and lower bound of a planned replay.
+"""Dry run: calls, bytes, buffers and lower bound of a replay that is not started.
 
 Nothing is sent, no rank is started, and torch is not imported.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import ReplayError
-from moetraffic.files import validate_output, write_text
-from moetraffic.patterns.bandwidth import read_table
-from moetraffic.replay.plan.program import KINDS, Plan, Program
-from moetraffic.replay.request import Request
-from moetraffic.report.console.terminal import Paper
-from moetraffic.tables import Table
+from moetraffic.files import replacing, write_errors
+from moetraffic.replay.plan.operations import KINDS, Plan
+from moetraffic.replay.plan.program import programs
+from moetraffic.result import Result
+from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.trace import Trace
-from moetraffic.units import byte_size, duration, rank_span
+from moetraffic.units import byte_size, duration
 
-from .baselines import Estimate, by_hockney, by_table, parse_hockney
-from .lower_bound import (
-    described,
-    operation_bounds_s,
-    pass_bound_s,
-    requested_network,
-)
-from .summary_tables import counts
+from .bound import bounds_s, described, network_of
+from .summary import counted, name_of
 
-TITLES = {
-    "network_bytes": "between ranks",
-    "by_stream": "operations by stream",
-    "waited_for": "waits",
-}
-"""Columns that are not named as their field."""
+if TYPE_CHECKING:
+    from moetraffic.replay.options import Options
 
-_SHOWN = 16  # rows of a table; all are in the file
+LAUNCH_BYTES, SIZE_BYTES = 1900, 40
+"""Memory of a prepared call, and of each of its splits: of gloo, measured with CPython
+3.11 and torch 2.13."""
+
+TIMES_BYTES = 5 * 8
+"""Memory of the times of an operation on a rank."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassBound:
-    """Lower bounds on the duration of a pass and of its operations, s."""
+def dry_run(options: Options, trace: Trace, plan: Plan) -> Result:
+    """Compute operations, buffers and the lower bound of a replay.
 
-    operation_s: Float64  # [n] of each operation by itself
-    pass_s: float
-    network: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """Replay plan of all ranks with a lower bound and estimates of its duration."""
-
-    plan: Plan
-    bound: PassBound | None
-    estimates: tuple[Estimate, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a summary for JSON; sizes are in bytes, ``_s`` in seconds."""
-        plan, b = self.plan, self.bound
-        used = np.bincount(plan.group, minlength=len(plan.groups)).tolist()
-        kinds = np.bincount(plan.kind, minlength=len(KINDS)).tolist()
-        return {
-            "kind": "moetraffic replay dry run",
-            "source": plan.source,
-            "world": plan.world,
-            "digest": plan.digest,
-            "iterations": len(np.unique(plan.iteration)),
-            "first_iteration": int(plan.iteration.min()),
-            "last_iteration": int(plan.iteration.max()),
-            "operations": {k: n for k, n in zip(KINDS, kinds, strict=True) if n},
-            "total_bytes": int(plan.total_bytes.sum()),
-            "network_bytes": int(plan.network_bytes.sum()),
-            "left_out": dict(plan.left_out),
-            "notes": list(plan.notes),
-            "groups": [
-                {"group": g, "ranks": list(plan.groups[g]), "operations": n}
-                for g, n in enumerate(used)
-                if n
-            ],
-            "streams": [_stream(plan, s) for s in range(len(plan.streams))],
-            "ranks": [_rank(plan, p) for _, p in sorted(plan.programs.items())],
-            "lower_bound": None
-            if b is None
-            else {"network": b.network, "pass_s": b.pass_s},
-            "estimates": [
-                {"source": e.source, "total_s": e.total_s, "notes": list(e.notes)}
-                for e in self.estimates
-            ],
-        }
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the programs of all ranks, one row per operation in issue order.
-
-        Bytes of ``sends`` and ``receives`` are to and from each rank of ``ranks``, for
-        all-to-alls; times are microseconds, None if unknown.
-        """
-        for rank, program in sorted(self.plan.programs.items()):
-            for n in range(len(program)):
-                yield self._row(rank, program, n)
-
-    def _row(self, rank: int, program: Program, n: int) -> dict[str, Any]:
-        plan, operation = self.plan, int(program.operation[n])
-        site = plan.sites[int(plan.site[operation])]
-        row = {
-            "rank": rank,
-            "place": n,
-            "operation": operation,
-            "iteration": int(plan.iteration[operation]),
-            "layer": _known(site.layer),
-            "name": site.phase or site.label or site.operation,
-            "kind": KINDS[program.kind[n]],
-            "stream": plan.streams[program.stream[n]],
-            "group": int(program.group[n]),
-            "ranks": list(plan.groups[program.group[n]]),
-            "sender": _known(plan.sender[operation]),
-            "receiver": _known(plan.receiver[operation]),
-            "bytes": int(plan.size[operation]),
-            "send_bytes": int(program.send_size[n]),
-            "receive_bytes": int(program.receive_size[n]),
-            "sends": program.sends(n).tolist(),
-            "receives": program.receives(n).tolist(),
-            "after": _known(program.after[n]),
-            "waits": bool(program.waits[n]),
-            "gap_us": _us(program.gap_ns[n]),
-            "due_us": _us(program.due_ns[n]),
-        }
-        if self.bound is not None:
-            row["bound_us"] = float(self.bound.operation_s[operation]) * 1e6
-        for number, estimate in enumerate(self.estimates):
-            row[f"estimate{number}_us"] = float(estimate.operation_s[operation]) * 1e6
-        return row
-
-    def tables(self) -> list[Table]:
-        """Build terminal tables."""
-        found = self.as_dict()
-        groups = [{**g, "ranks": rank_span(g["ranks"])} for g in found["groups"]]
-        return [
-            self._summary(found),
-            _records("streams", found["streams"]),
-            _records("groups", groups),
-            _records(
-                "ranks",
-                found["ranks"],
-                "sent: rank-local bytes included; waits: operations whose end the next "
-                "one of their stream waits for",
-            ),
-        ]
-
-    def _summary(self, found: dict[str, Any]) -> Table:
-        span = f"{found['first_iteration']} to {found['last_iteration']}"
-        rows: list[tuple[str, object]] = [
-            ("ranks", found["world"]),
-            ("iterations", f"{found['iterations']}, {span}"),
-            ("operations", counts(found["operations"])),
-            (
-                "bytes",
-                f"{byte_size(found['total_bytes'])}, "
-                f"{byte_size(found['network_bytes'])} of them between ranks",
-            ),
-        ]
-        if found["left_out"]:
-            rows.append(("not replayed", counts(found["left_out"])))
-        rows += [("note", note) for note in found["notes"]]
-        rows.append(
-            (
-                "order",
-                "operations of a stream run one after the other, streams overlap; on "
-                "each rank an iteration begins when the previous one has ended",
-            )
-        )
-        b = self.bound
-        if b is not None:
-            least = f"{duration(b.pass_s)} a pass, on {b.network}"
-            rows.append(("lower bound", least))
-        for e in self.estimates:
-            rows.append(("estimate", f"{duration(e.total_s)} ({e.source})"))
-            rows += [("", note) for note in e.notes]
-        return Table(title=f"dry run of {found['source']}", rows=rows)
-
-    def save(self, path: Path) -> None:
-        """Write the programs of all ranks as CSV.
-
-        Lists are separated by blanks; unknown values are empty.
-
-        Raises
-        ------
-        ReplayError
-            If the file cannot be written.
-        """
-        rows, out = list(self.rows()), io.StringIO()
-        writer = csv.DictWriter(out, rows[0] if rows else (), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({name: _cell(value) for name, value in row.items()})
-        write_text(path, out.getvalue(), error=ReplayError)
-
-
-def estimate_plan(
-    trace: Trace, plan: Plan, request: Request, *, hockney: str = ""
-) -> DryRun:
-    """Compute the lower bound and estimates of the duration of a replay plan.
-
-    ``hockney`` is alpha and beta of Hockney's model, "10us,50GB/s", or "" for none.
+    ``trace`` is the one of the plan, rescaled.
 
     Raises
     ------
     MoetrafficError
         If the network, or the table, does not fit the plan.
     """
-    bound, estimates = None, []
-    hosts = np.zeros(plan.world, np.int64)
-    network = requested_network(request, plan.world)
-    if network is not None:
-        hosts = network.slots // network.topology.hosts.ranks
-        rescaled = request.rescaled(trace)
-        bound = PassBound(
-            operation_s=operation_bounds_s(rescaled, plan, network),
-            pass_s=pass_bound_s(rescaled, plan, network),
-            network=described(network),
-        )
-    if hockney:
-        estimates.append(by_hockney(plan, parse_hockney(hockney)))
-    if request.bandwidth is not None:
-        table = read_table(request.bandwidth)
-        estimates.append(by_table(plan, table, str(request.bandwidth), hosts))
-    return DryRun(plan=plan, bound=bound, estimates=tuple(estimates))
-
-
-def print_dry_run(
-    request: Request,
-    *,
-    nproc: int | None = None,
-    hockney: str = "",
-    program: Path | None = None,
-    as_json: bool = False,
-) -> None:
-    """Print the dry run of a replay, and write its programs to a file if requested.
-
-    ``hockney`` is as in :func:`estimate_plan`.
-
-    Raises
-    ------
-    MoetrafficError
-        If the request cannot be planned, an option is invalid, or the file cannot be
-        written.
-    """
-    if hockney:
-        parse_hockney(hockney)
-    if program is not None:
-        if program.suffix != ".csv":
-            raise ReplayError(
-                f"a program is written as CSV, not {program.name!r}: name a .csv file"
-            )
-        validate_output(program, force=request.force, error=ReplayError)
-    with Trace.open(request.trace) as trace:
-        request.validate_execution(trace)
-        plan = request.plan(trace, world=nproc)
-        found = estimate_plan(trace, plan, request, hockney=hockney)
-    if program is not None:
-        found.save(program)
-    if as_json:
-        print(json.dumps(found.as_dict()))
-    else:
-        Paper().show(found.tables())
-
-
-def _stream(plan: Plan, stream: int) -> dict[str, Any]:
-    mine = plan.stream == stream
-    return {
-        "stream": plan.streams[stream],
-        "operations": int(mine.sum()),
-        "network_bytes": int(plan.network_bytes[mine].sum()),
-        "largest_bytes": int(plan.largest_bytes[mine].max(initial=0)),
-    }
-
-
-def _rank(plan: Plan, program: Program) -> dict[str, Any]:
-    send, receive = program.buffer_bytes
-    after = program.after
-    crossing = (after >= 0) & (program.stream[after] != program.stream)
-    return {
-        "rank": program.rank,
-        "operations": len(program),
-        "sent_bytes": int(plan.rank_bytes[program.rank]),
-        "send_buffer_bytes": send,
-        "receive_buffer_bytes": receive,
-        "by_stream": dict(Counter(plan.streams[s] for s in program.stream.tolist())),
-        "waited_for": int(np.count_nonzero(program.waits)),
-        "after_another_stream": int(np.count_nonzero(crossing)),
-    }
-
-
-def _records(title: str, records: list[dict[str, Any]], *notes: str) -> Table:
-    """Build a table of the first records of a list."""
-    names = list(records[0]) if records else []
-    rest = len(records) - _SHOWN
-    return Table(
-        title=title,
-        columns={
-            TITLES.get(n, n.replace("_bytes", "").replace("_", " ")): "bytes"
-            if n.endswith("_bytes")
-            else ""
-            for n in names
-        },
-        rows=[
-            [_counted(v) if isinstance(v, dict) else v for v in record.values()]
-            for record in records[:_SHOWN]
+    rows: dict[str, list[dict[str, Any]]] = {
+        "kinds": [
+            {"call": name_of(name), **totals(plan, plan.kind == number)}
+            for number, name in enumerate(KINDS)
+            if (plan.kind == number).any()
         ],
-        notes=[*([f"and {rest} more: see --program FILE"] if rest > 0 else []), *notes],
+        "streams": [
+            {"stream": name, **totals(plan, plan.stream == number)}
+            for number, name in enumerate(plan.streams)
+        ],
+        "groups": [
+            {"group": number, "members": len(ranks), "calls": calls}
+            for number, (ranks, calls) in enumerate(
+                zip(plan.groups, counts(plan.group, len(plan.groups)), strict=True)
+            )
+            if calls
+        ],
+        "ranks": rank_rows(plan, options.repeat),
+    }
+    memory = [row["memory"] for row in rows["ranks"]]
+    passes = [f"{options.repeat} timed run{'s' * (options.repeat > 1)}"]
+    if options.verifies:
+        passes.insert(0, "a verification")
+    if options.pairs:
+        passes.append(f"{options.pairs} x 3 passes with and without background traffic")
+    sentences = [
+        f"Passes: {', '.join(passes)}.",
+        f"Buffers, times and prepared calls take up to {byte_size(max(memory))} on a "
+        f"rank, {byte_size(sum(memory))} in all.",
+    ]
+    data: dict[str, Any] = {
+        "source": plan.source,
+        "ranks": plan.world,
+        "iterations": len(np.unique(plan.iteration)),
+        "digest": plan.digest,
+        "left_out": dict(plan.left_out),
+        "operations": {row["call"]: row["calls"] for row in rows["kinds"]},
+        "memory": sum(memory),
+    }
+    network = network_of(options.topology, options.capacity, plan.world)
+    if network is not None:
+        each, whole = bounds_s(trace, plan, network)
+        data |= {"network": described(network), "pass_bound_s": whole}
+        for number, row in enumerate(np.unique(plan.kind).tolist()):
+            rows["kinds"][number]["bound_s"] = float(each[plan.kind == row].sum())
+        sentences.append(
+            f"A pass takes at least {duration(whole)} on {described(network)}."
+        )
+    notes = list(plan.notes)
+    if plan.left_out:
+        notes.append(f"not replayed: {counted(plan.left_out)}")
+    return Result(
+        verb="replay",
+        head=f"dry run of {plan.source}: {len(plan):,} operations, "
+        f"{data['iterations']:,} iterations, {plan.world:,} ranks",
+        tables=rows,
+        screen=("kinds", "streams") if len(plan.streams) > 1 else ("kinds",),
+        verdict=tuple(sentences),
+        notes=tuple(dict.fromkeys(notes)),
+        data=data,
     )
 
 
-def _counted(numbers: dict[str, int]) -> str:
-    return ", ".join(f"{n} {name}" for name, n in numbers.items())
+def totals(plan: Plan, rows: Any) -> dict[str, int]:
+    """Count the calls and bytes of some operations."""
+    return {
+        "calls": int(np.count_nonzero(rows)),
+        "bytes": int(plan.total_bytes[rows].sum()),
+        "bytes_between_ranks": int(plan.network_bytes[rows].sum()),
+        "largest_bytes": int(plan.largest_bytes[rows].max(initial=0)),
+    }
 
 
-def _known(value: Any) -> int | None:
-    return int(value) if value >= 0 else None
+def counts(index: Integer, length: int, weights: Int64 | None = None) -> list[int]:
+    """Count, or sum, by index."""
+    found = np.bincount(index, weights, minlength=length)
+    return np.rint(found).astype(np.int64).tolist()  # type: ignore[no-any-return]
 
 
-def _us(value_ns: Any) -> float | None:
-    return int(value_ns) / 1e3 if value_ns >= 0 else None
+def by_rank(plan: Plan, values: Int64) -> Int64:
+    """Sum a value of operations ``[n]`` over those of each rank, ``[R]``."""
+    out = np.zeros(plan.world, np.int64)
+    message = (plan.sender >= 0) & (plan.receiver >= 0)
+    of_group = counts(plan.group[~message], len(plan.groups), values[~message])
+    for ranks, value in zip(plan.groups, of_group, strict=True):
+        out[list(ranks)] += value
+    for ends in (plan.sender, plan.receiver):
+        np.add.at(out, ends[message], values[message])
+    return out
 
 
-def _cell(value: Any) -> Any:
-    """Format a value as one cell of CSV."""
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return value
+def rank_rows(plan: Plan, runs: int) -> list[dict[str, Any]]:
+    """List calls, bytes sent, buffers and memory of each rank, at most, in bytes."""
+    width = np.array([len(ranks) for ranks in plan.groups], np.int64)[plan.group]
+    sizes = np.where(plan.kind == KINDS.index(ALL_TO_ALL), 2 * width, 0)
+    calls = by_rank(plan, np.ones(len(plan), np.int64))
+    prepared = by_rank(plan, LAUNCH_BYTES + SIZE_BYTES * sizes)
+    buffers = np.zeros((len(plan.streams), plan.world), np.int64)
+    largest = np.zeros((len(plan.streams), len(plan.groups)), np.int64)
+    np.maximum.at(largest, (plan.stream, plan.group), plan.largest_bytes)
+    for stream, group in np.argwhere(largest).tolist():
+        ranks = list(plan.groups[group])
+        buffers[stream, ranks] = np.maximum(
+            buffers[stream, ranks], largest[stream, group]
+        )
+    held = 2 * buffers.sum(axis=0)  # one to send and one to receive, of each stream
+    memory = held + prepared + runs * calls * TIMES_BYTES
+    columns = {
+        "calls": calls,
+        "bytes": plan.rank_bytes,
+        "buffer_bytes": held,
+        "memory": memory,
+    }
+    return [
+        {"rank": rank, **{name: int(values[rank]) for name, values in columns.items()}}
+        for rank in range(plan.world)
+    ]
+
+
+def write_program(path: Path, trace: Trace, plan: Plan) -> None:
+    """Write the programs of all ranks as CSV, a row per operation of a rank, in order.
+
+    ``sends`` and ``receives`` are bytes to and from each rank of ``ranks``, separated
+    by blanks, of all-to-alls; -1 is unknown or none.
+
+    Raises
+    ------
+    ReplayError
+        If the file cannot be written.
+    """
+    import pandas
+
+    def joined(rows: Iterable[Any]) -> list[str]:
+        return [" ".join(map(str, row)) for row in rows]
+
+    with (
+        write_errors(path, error=ReplayError),
+        replacing(path) as temporary,
+        open(temporary, "w") as file,
+    ):
+        for rank in range(plan.world):
+            own = programs(trace, plan, (rank,))[rank]
+            sites = [plan.sites[number] for number in plan.site[own.operation]]
+            frame = pandas.DataFrame(
+                {
+                    "rank": rank,
+                    "operation": own.operation,
+                    "iteration": plan.iteration[own.operation],
+                    "layer": [site.layer for site in sites],
+                    "name": [s.phase or s.label or s.operation for s in sites],
+                    "kind": np.array(KINDS)[own.kind],
+                    "stream": np.array(plan.streams)[own.stream],
+                    "ranks": joined(plan.groups[group] for group in own.group),
+                    "sender": plan.sender[own.operation],
+                    "receiver": plan.receiver[own.operation],
+                    "bytes": plan.size[own.operation],
+                    "send_bytes": own.send_size,
+                    "receive_bytes": own.receive_size,
+                    "sends": joined(own.sends(n) for n in range(len(own))),
+                    "receives": joined(own.receives(n) for n in range(len(own))),
+                    "after": own.after,
+                    "waits": own.waits,
+                    "gap_ns": own.gap_ns,
+                    "due_ns": own.due_ns,
+                }
+            )
+            frame.to_csv(file, header=rank == 0, index=False)

@@ -1,243 +1,187 @@
-"""Rates of the ranks' ports, from all-to-alls in which one rank sends, or receives.
+"""Rates of all ranks' ports, from ring shifts in which half of them send at once.
 
-If rank r alone sends, to each other rank q a share of its bytes S in proportion to the
-rate at which q can receive, no receiver is busier than the sender: the transfer takes
-``S / (rate of r's sending port)``, as long as the receivers together are faster than
-r.  Otherwise only a lower bound of r's rate is seen.  The same holds for receiving.
-Shares are even first, and follow the rates found so until these no longer grow.
+In a shift each rank sends to one other rank and receives from one.  It has two or three
+rounds, in each of which a rank either sends or receives, so that the time of a receiver
+is that of one pair.  A pair is as fast as the slower of its two ports: a port's rate is
+the largest over its pairs, of which several are measured, and a port that is faster
+than all others is seen as fast as these.  Of several hosts, pairs are between two.
 
-Two sizes are timed, and the rate is the quotient of differences: latency and the burst
-of a token bucket are in both times.  Other processes only lengthen times, so the rate
-is that of the shortest times of repetitions; its interval has the width of that of the
-repetitions' own rates.
+Two sizes are timed.  The quotient of differences contains no latency, and no burst of a
+token bucket; a delay of the smaller transfer raises it, but no further than to LEAP
+times the rate of the larger one.  Other processes only lengthen times: the rate is of
+the shortest times of repetitions, and its interval has the width of that of their own
+rates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.intervals import Interval
 from moetraffic.analysis.times.runs import mean_of_runs
 from moetraffic.arrays import Float64, Int64
-from moetraffic.replay.plan.program import Plan
-from moetraffic.replay.plan.sizes import Matrices
-from moetraffic.tables import Table
-from moetraffic.units import byte_rate, byte_size
+from moetraffic.replay.plan.operations import Plan
+from moetraffic.units import byte_rate, three_digits
 
-DIRECTIONS = ("send", "receive")
 SLOW = 0.8
 """Share of the other ranks' median rate below which a port is slow."""
 
-SMALL = 0.25
-"""Share of the slowest port's rate below which it does not limit an even all-to-all;
-half-duplex backends reach 0.5."""
+LONG_S = 0.1
+"""Time that the slowest transfer of the larger size aims at, s; with less, TCP's slow
+start lowers rates."""
 
-AGREED = 1.02
-"""Ratio of two times up to which they agree."""
+LEAP = 1.5
 
-ENOUGH = 1.3
-"""What the others can take together over a rank's rate from which its own port is the
-limit: a transfer in which all of them are busy loses up to a fifth of it."""
+REPETITIONS, SHIFTS = 5, 4
+LEAST, MOST = 1 << 16, 1 << 28
+"""Bytes of the first size that is tried, and of the largest."""
 
-
-Pair = tuple[tuple[float, float], tuple[float, float]]
-"""Bytes and seconds of a smaller and of a larger transfer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PortRate:
-    """Payload rate of a rank's port in one direction, bytes/s."""
-
-    rank: int
-    direction: str  # of DIRECTIONS
-    rate: Interval  # with the interval over repetitions
-    at_least: bool  # the other ranks together are not faster: a lower bound
+Exchange = Callable[[Int64, Int64], float]
+"""Runs an all-to-all, whose bytes to and from each rank ``[R]`` are given, when all
+ranks are ready; returns this rank's time, s."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ports:
-    """Rates of all ports, and an even all-to-all measured as nccl-tests does."""
+def destinations(nodes: Sequence[str]) -> Int64:
+    """List to which rank each rank sends in each round, ``[S, R]``; -1: to none.
 
-    rates: tuple[PortRate, ...]  # by rank, then by direction
-    bench_bytes: int  # of each rank's buffer
-    bench_busbw_gbs: float
-
-    def bytes_s(self, direction: str) -> Float64:
-        """Return the rate of each rank in one direction, ``[R]`` bytes/s."""
-        return np.array([p.rate.value for p in self.rates if p.direction == direction])
-
-    @property
-    def slow(self) -> tuple[PortRate, ...]:
-        """Ports whose interval lies below SLOW times the median of the other ranks."""
-        found = []
-        for port in self.rates:
-            others = [
-                p.rate.value
-                for p in self.rates
-                if p.direction == port.direction and p.rank != port.rank
-            ]
-            if port.rate.high < SLOW * float(np.median(others)):
-                found.append(port)
-        return tuple(found)
-
-    def sentence(self) -> str:
-        """Name the slow ports with their rates, and the rates of the others."""
-        slow = {id(p) for p in self.slow}
-        rest = [p.rate.value for p in self.rates if id(p) not in slow]
-        span = (
-            dict.fromkeys((byte_rate(min(rest)), byte_rate(max(rest)))) if rest else ()
-        )
-        named = [
-            f"rank {p.rank} {p.direction}s at {byte_rate(p.rate.value)} "
-            f"({byte_rate(p.rate.low)} to {byte_rate(p.rate.high)})"
-            for p in self.rates
-            if id(p) in slow
-        ]
-        who = "others" if named else "all"
-        others = f"{who} at {' to '.join(span)}" if rest else ""
-        text = ", ".join(filter(None, [*named, others]))
-        title = f"Slow port{'s' * (len(named) > 1)}" if named else "Ports"
-        each = self.bench_bytes // len({p.rank for p in self.rates})
-        busbw = 1e9 * self.bench_busbw_gbs
-        small = busbw < SMALL * min(p.rate.value for p in self.rates)
-        limit = ", at this size limited by latency or processors, not by ports" * small
-        return (
-            f"{title}: {text}; even all-to-all of {byte_size(each)} a pair: busbw "
-            f"{byte_rate(busbw)} as nccl-tests measures{limit}"
-        )
-
-    def table(self) -> Table:
-        """Tabulate the rate of every port."""
-        return Table(
-            title="ports, measured before the replay (payload)",
-            columns={
-                **{"rank": "d", "direction": "<", "rate": "GB/s"},
-                **{"from": "GB/s", "to": "GB/s", "": "<"},
-            },
-            rows=[
-                (
-                    *(p.rank, p.direction, p.rate.value, p.rate.low, p.rate.high),
-                    "at least" if p.at_least else "slow" if p in self.slow else "",
-                )
-                for p in self.rates
-            ],
-        )
-
-
-def single_cells(
-    rank: int, direction: str, total: int, others_bytes_s: Float64
-) -> Int64:
-    """Compute the byte matrix in which one rank alone sends, or receives.
-
-    Parameters
-    ----------
-    rank, direction
-        The rank and what it does.
-    total
-        Its bytes.
-    others_bytes_s
-        ``[R]`` rates of the opposite direction, to which the shares are proportional.
-
-    Returns
-    -------
-    ndarray
-        ``[R, R]`` int64, row sends.
+    Ranks are in an order that alternates between hosts, so that pairs of most shifts
+    are on two of them.  No rank both sends and receives in a round.
     """
-    weights = others_bytes_s.copy()
-    weights[rank] = 0.0
-    cells = np.zeros((len(weights), len(weights)), np.int64)
-    shares = np.floor(total * weights / weights.sum()).astype(np.int64)
-    if direction == "send":
-        cells[rank] = shares
-    else:
-        cells[:, rank] = shares
-    return cells
+    world, hosts = len(nodes), list(dict.fromkeys(nodes))
+    local = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
+    order = np.lexsort(([hosts.index(node) for node in nodes], local))
+    even = all(nodes.count(node) * len(hosts) == world for node in hosts)
+    usable = [
+        s for s in range(1, world) if not even or len(hosts) == 1 or s % len(hosts)
+    ]
+    few = np.linspace(0, len(usable) - 1, min(SHIFTS, len(usable))).astype(int)
+    rounds = []
+    for shift in np.array(usable)[few].tolist():
+        length = world // math.gcd(world, shift)  # of the cycles of the shift
+        steps = np.empty(world, np.int64)  # of a rank from the start of its cycle
+        for start in range(world // length):
+            steps[(start + shift * np.arange(length)) % world] = np.arange(length)
+        turn = np.where((steps == length - 1) & (length % 2 == 1), 2, steps % 2)
+        for number in range(turn.max() + 1):
+            to = np.full(world, -1, np.int64)
+            to[order] = np.where(turn == number, np.roll(order, -shift), -1)
+            rounds.append(to)
+    return np.array(rounds)
 
 
-def slope(small: tuple[float, float], large: tuple[float, float]) -> float:
-    """Compute bytes/s from (bytes, s) of two sizes, without what both times contain.
+def measure_ports(
+    rank: int,
+    nodes: Sequence[str],
+    exchange: Exchange,
+    gather: Callable[[Float64], Float64],
+) -> list[dict[str, Any]]:
+    """Measure all ports; every rank does it at the same time.
 
-    Noise may make the larger size the faster: then its bytes over its time.
-
-    Examples
-    --------
-    >>> slope((1000.0, 0.5), (3000.0, 1.5))
-    2000.0
+    ``gather`` returns the values ``[k]`` of all ranks, ``[R, k]``, on each of them.
     """
-    longer = large[1] - small[1]
-    if longer <= 0:
-        return large[0] / large[1]
-    return (large[0] - small[0]) / longer
+    shifts = destinations(nodes)
+
+    def timed(shift: Int64, size: int) -> float:
+        sends, receives = np.zeros((2, len(nodes)), np.int64)
+        if shift[rank] >= 0:
+            sends[shift[rank]] = size
+        receives[np.flatnonzero(shift == rank)] = size
+        return exchange(sends, receives)
+
+    def slowest(size: int) -> float:
+        return float(gather(np.array([timed(s, size) for s in shifts])).max())
+
+    size = LEAST
+    while (took := slowest(size)) < LONG_S / 4 and size < MOST:
+        size *= 2
+    size = int(min(MOST, max(LEAST, size * LONG_S / took)))
+    sizes = size // 4, size
+    own = [[[timed(s, n) for n in sizes] for _ in range(REPETITIONS)] for s in shifts]
+    shape = (len(nodes), len(shifts), REPETITIONS, 2)
+    every = gather(np.array(own).reshape(-1)).reshape(shape)
+    return port_rows(nodes, shifts, sizes, np.moveaxis(every, 0, -1))
 
 
-def least_rate(pairs: Sequence[Pair]) -> float:
-    """Compute a rate that neither a delay nor a token bucket's burst raises, bytes/s.
+def port_rows(
+    nodes: Sequence[str], shifts: Int64, sizes: tuple[int, int], times: Float64
+) -> list[dict[str, Any]]:
+    """List the rates of each rank's port, bytes/s, with intervals, and which are slow.
 
-    A delay of the smaller transfer raises :func:`slope`, a burst the rate of the larger
-    one.  Shares in proportion to such a rate would make one receiver the limit of all
-    senders.
+    ``shifts`` ``[S, R]`` are :func:`destinations`, ``times`` ``[S, K, 2, R]`` s are
+    those of the ranks for K repetitions of both ``sizes``.
     """
-    larger = max(nbytes / seconds for _, (nbytes, seconds) in pairs)
-    return min(larger, best_rate(pairs).value)
+    world = len(nodes)
+    host = np.array([nodes.index(node) for node in nodes])
+    sends = (shifts >= 0) & ((host != host[shifts]) | (len(set(nodes)) == 1))
+    # the receiver's time: a sender has ended when its bytes are in a socket's buffer
+    pairs = np.array([t[..., s] for t, s in zip(times, shifts, strict=True)])
+
+    def rates(small: Float64, large: Float64) -> Float64:
+        longer = np.where(large > small, large - small, np.nan)
+        return np.fmin((sizes[1] - sizes[0]) / longer, LEAP * sizes[1] / large)
+
+    best = rates(pairs[:, :, 0].min(axis=1), pairs[:, :, 1].min(axis=1))  # [S, R]
+    each = rates(pairs[:, :, 0], pairs[:, :, 1])  # [S, K, R]
+    rows: list[dict[str, Any]] = [
+        {"rank": rank, "host": node} for rank, node in enumerate(nodes)
+    ]
+    for way in ("send", "receive"):
+        for row in rows:
+            ends = shifts == row["rank"]
+            if way == "send":
+                ends = np.broadcast_to(np.arange(world) == row["rank"], shifts.shape)
+            rate = np.where(ends & sends, best, -1.0)
+            shift, sender = np.unravel_index(int(rate.argmax()), rate.shape)
+            spread = mean_of_runs(each[shift, :, sender])
+            wide = spread.high / spread.value
+            value = float(rate[shift, sender]) if rate.max() > 0 else math.nan
+            row |= {way: value, f"{way}_low": value / wide, f"{way}_high": value * wide}
+    for row in rows:
+        slow = []
+        for way in ("send", "receive"):
+            others = [r[way] for r in rows if r is not row]
+            if row[f"{way}_high"] < SLOW * float(np.median(others)):
+                slow.append(way)
+        row["slow"] = " and ".join(slow)
+    return rows
 
 
-def settled(pairs: Sequence[Pair]) -> bool:
-    """Whether the two shortest times of each size agree, so that one has no delay."""
-    sizes = [sorted(pair[at][1] for pair in pairs) for at in (0, 1)]
-    return all(times[1] <= AGREED * times[0] for times in sizes)
-
-
-def best_rate(pairs: Sequence[Pair]) -> Interval:
-    """Compute the rate of a port, bytes/s, from (bytes, s) of two sizes, repeatedly."""
-    small, large = (min((p[at] for p in pairs), key=lambda m: m[1]) for at in (0, 1))
-    value, spread = slope(small, large), mean_of_runs([slope(*p) for p in pairs])
-    wide = spread.high / spread.value
-    return Interval(value=value, low=value / wide, high=value * wide)
-
-
-def port_rates(
-    samples: Mapping[tuple[int, str], Sequence[Pair]], weights: Float64
-) -> tuple[PortRate, ...]:
-    """Compute rates with intervals from repeated measurements of each port.
-
-    A rate is a lower bound if the other ranks' ports, each with its share of the bytes,
-    would not take ENOUGH times as much.
-
-    Parameters
-    ----------
-    samples
-        (bytes, s) of two sizes, repeatedly, of each rank and direction.
-    weights
-        ``[2, R]`` by direction, to which shares of the bytes were proportional.
-    """
-    found = {key: best_rate(pairs) for key, pairs in samples.items()}
-    made = []
-    for rank, number in np.ndindex(weights.shape[::-1]):
-        shares, opposite = np.delete(weights[1 - number], rank), DIRECTIONS[1 - number]
-        of = [found[r, opposite].value for r in range(weights.shape[1]) if r != rank]
-        most = float(np.min(of / shares)) * shares.sum()
-        rate = found[rank, DIRECTIONS[number]]
-        made.append(
-            PortRate(
-                rank=rank,
-                direction=DIRECTIONS[number],
-                rate=rate,
-                at_least=bool(most < ENOUGH * rate.value),
+def port_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Name the slow ports with their hosts and rates, and the rates of the others."""
+    slow, rest = [], []
+    for row in rows:
+        for way in ("send", "receive"):
+            if way not in row["slow"]:
+                rest.append(row[way])
+                continue
+            ends = (three_digits(row[f"{way}_{e}"] / 1e9) for e in ("low", "high"))
+            slow.append(
+                f"rank {row['rank']} on {row['host']} {way}s at {byte_rate(row[way])} "
+                f"({' to '.join(ends)})"
             )
-        )
-    return tuple(made)
+    span = " to ".join(dict.fromkeys(map(byte_rate, (min(rest), max(rest)))))
+    if not slow:
+        return f"No slow port: all send and receive at {span}."
+    return f"Slow port{'s' * (len(slow) > 1)}: {', '.join(slow)}; others at {span}."
 
 
-def port_bounds(plan: Plan, matrices: Matrices, ports: Ports) -> Float64:
-    """Compute the time of the slowest port in each operation, ``[n]`` s."""
-    send, receive = (ports.bytes_s(direction) for direction in DIRECTIONS)
+def port_bounds_s(
+    plan: Plan, matrices: Iterable[tuple[Int64, Int64, Int64]], rows: Sequence[Any]
+) -> Float64:
+    """Compute the time of the slowest measured port in each operation, ``[n]`` s.
+
+    ``matrices`` are blocks of operations, members and byte matrices.
+    """
+    send, receive = (
+        np.array([row[way] for row in rows]) for way in ("send", "receive")
+    )
     out = np.full(len(plan), np.nan)
     for at, members, wire in matrices:
-        off = wire * ~np.eye(wire.shape[1], dtype=bool)
-        leaving = (off.sum(axis=2) / send[members]).max(axis=1)
-        arriving = (off.sum(axis=1) / receive[members]).max(axis=1)
+        between = wire * ~np.eye(wire.shape[1], dtype=bool)
+        leaving = (between.sum(axis=2) / send[members]).max(axis=1)
+        arriving = (between.sum(axis=1) / receive[members]).max(axis=1)
         out[at] = np.maximum(leaving, arriving)
     return out

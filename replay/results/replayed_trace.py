@@ -10,18 +10,24 @@ Losses and tokens are unknown.
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 import moetraffic
 from moetraffic.arrays import Int64
-from moetraffic.replay.plan.program import KINDS, Plan, Timing
+from moetraffic.errors import ReplayError, TraceError
+from moetraffic.replay.plan.operations import KINDS, Plan
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
@@ -34,32 +40,36 @@ from moetraffic.trace.model import (
 from moetraffic.trace.panel import ArrayPanel, Panel
 from moetraffic.trace.routed import blank_panels
 from moetraffic.trace.trace import TIMES, Trace
+from moetraffic.units import byte_size
 
-from .call_times import NO_CLOCKS, Measured
+from .durations import NO_CLOCKS, Durations, Times
+from .load import busy
+
+if TYPE_CHECKING:
+    from moetraffic.replay.options import Options
 
 
 def replayed_trace(
     trace: Trace,
     plan: Plan,
-    times: Mapping[int, Timing],
+    times: Times,
     *,
-    backend: str,
+    options: Options,
     nodes: Sequence[str],
     torch_version: str = "",
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
-    rescaled: bool = False,
-    runs: Sequence[Measured] = (),
-    busy: bool = False,
-    settings: str = "",
+    runs: Sequence[Durations] = (),
+    load: Sequence[Mapping[str, Any]] = (),
 ) -> Trace:
     """Build the trace of a replay: sent bytes with measured times.
 
-    ``times`` are those of every rank on its own clock, ``clocks`` are offsets of type
-    CLOCK.  ``rescaled``: ``trace`` is on other ranks, or with other bytes, than it was
-    captured.  ``runs`` are all timed passes, of which these are the times of the
-    median; several are summed in the trace, each by site.  ``busy``: other processes
-    used the hosts meanwhile.  ``settings``: pace and scale as options.
+    ``trace`` is the one of the plan, rescaled; ``times`` are those of every rank on its
+    own clock, ``clocks`` knots of type CLOCK.  ``runs`` are all timed passes, of which
+    these are the times of the median; several are summed in the trace, each by site.
+    ``load`` are rows of :func:`.load.load_rows`.
     """
+    rescaled = bool(options.scaling)
+    settings = " ".join(["--pace", str(options.pace), *options.scaling.arguments()])
     if not rescaled and bool((plan.occurrence >= 0).all()):
         base = trace.select(np.union1d(plan.occurrence, _routings(trace, plan)))
         place = base.at(plan.site.astype(np.int64), plan.iteration)
@@ -70,9 +80,9 @@ def replayed_trace(
         origin="replayed",
         source=plan.source
         + (f" (median run of {len(runs)})" if len(runs) > 1 else "")
-        + f" with {settings}" * bool(settings),
+        + f" with {settings}",
         virtual=False,
-        backend=backend,
+        backend=options.backend,
         nodes=tuple(nodes),
         complete=True,
         missing="",
@@ -86,7 +96,7 @@ def replayed_trace(
         panels=base.panels | _times(base, times, place),
         steps=_steps(trace, plan, times),
         clocks=clocks,
-        runs=_run_sums(base, place, runs, busy) if len(runs) > 1 else None,
+        runs=_run_sums(base, place, runs, load) if len(runs) > 1 else None,
         file=None,
     )
 
@@ -107,14 +117,17 @@ def _routings(trace: Trace, plan: Plan) -> Int64:
 
 
 def _run_sums(
-    base: Trace, place: Int64, runs: Sequence[Measured], busy: bool
+    base: Trace,
+    place: Int64,
+    runs: Sequence[Durations],
+    load: Sequence[Mapping[str, Any]],
 ) -> npt.NDArray[np.void]:
     """Sum the calls of each run by site, ``[k]`` of type RUN."""
     training = np.isin(base.occurrences.iteration[place], base.iterations)
     sites, which = np.unique(base.occurrences.site[place], return_inverse=True)
     made = np.zeros((len(runs), len(sites) + 1), RUN)
     made["number"], made["site"] = np.arange(len(runs))[:, None], [*sites, -1]
-    made["busy"] = busy
+    made["busy"] = any(map(busy, load))
     for row, run in zip(made, runs, strict=True):
         known = training & np.isfinite(run.call_s)
         of = which.reshape(-1)[known]
@@ -128,7 +141,7 @@ def _run_sums(
     return made.reshape(-1)
 
 
-def _times(base: Trace, times: Mapping[int, Timing], place: Int64) -> dict[str, Panel]:
+def _times(base: Trace, times: Times, place: Int64) -> dict[str, Panel]:
     """Build the panels of issue, start and end times; those of routings are unknown."""
     found = {
         name: np.full(panel.shape, UNKNOWN_TIME)
@@ -209,7 +222,7 @@ def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
     return base, place
 
 
-def _steps(trace: Trace, plan: Plan, times: Mapping[int, Timing]) -> Steps:
+def _steps(trace: Trace, plan: Plan, times: Times) -> Steps:
     """Build one step per iteration, from first call to last end on each rank."""
     iterations = np.unique(plan.iteration)
     kinds = dict(zip(trace.steps.iteration.tolist(), trace.steps.kind, strict=True))
@@ -229,3 +242,59 @@ def _steps(trace: Trace, plan: Plan, times: Mapping[int, Timing]) -> Steps:
         end=end,
         source=trace.steps.sources(iterations),
     )
+
+
+# ---- the file ------------------------------------------------------------------------
+
+
+def check_disk_space(trace: Trace, file: Path, plan: Plan, out: Path) -> None:
+    """Check, before any work, that the disk has space for the replayed trace.
+
+    It holds the same columns as the trace ``file``, for the operations of the plan.
+
+    Raises
+    ------
+    ReplayError
+        If the folder has less free space.
+    """
+    operations = min(1.0, len(plan) / max(1, len(trace.occurrences)))
+    # a replay on fewer ranks has smaller matrices
+    share = operations * min(1.0, plan.world / trace.meta.world) ** 2
+    needed = int(file.stat().st_size * share)
+    free = shutil.disk_usage(out.absolute().parent).free
+    if needed > free:
+        raise ReplayError(
+            f"{out} will take about {byte_size(needed)}, but its disk has "
+            f"{byte_size(free)} free: make room or choose another folder"
+        )
+
+
+def write(trace: Trace, out: Path, *, force: bool) -> None:
+    """Write the replayed trace or, on a full disk, save it in another folder.
+
+    Its times cannot be measured again, and the disk may be full when a replay ends.
+
+    Raises
+    ------
+    ReplayError
+        If it could not be written as requested; naming the file it was saved to.
+    """
+    try:
+        trace.save(out, force=force)
+        return
+    except TraceError as error:
+        reason = str(error)
+    home = Path(os.path.expanduser("~"))  # stays "~" for a user without a home
+    kept = "could not be kept in any folder"
+    # persistent disks first, then one in memory
+    for folder in (Path(tempfile.gettempdir()), Path.cwd(), home, Path("/dev/shm")):
+        if folder.absolute() == out.absolute().parent or not os.access(folder, os.W_OK):
+            continue
+        path = folder / f"{out.stem}-kept-{os.getpid()}{out.suffix}"
+        try:
+            trace.save(path)
+        except TraceError:
+            continue  # this one is full as well
+        kept = f"is kept as {path}"
+        break
+    raise ReplayError(f"{reason}; the replay is done and its trace {kept}")

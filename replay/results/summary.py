@@ -1,299 +1,241 @@
-"""Summary of a replay in at most eight lines, of which the first can be quoted."""
+"""First screen of a replay: headline, a table by operation, at most five sentences."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
+from math import isfinite, isnan
+from typing import Any
 
-from moetraffic.analysis.intervals import LEVEL, WIDEST, Interval
-from moetraffic.tables import Table, tables_of
+from moetraffic.analysis.intervals import WIDEST
+from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.units import byte_size, duration, three_digits
 
-from .call_times import WITHOUT_PHASE
-from .result import LATE_S, NO_NIC, Fidelity, PartFidelity, Replay
-from .summary_tables import counts, interval, replay_tables, verification
+from .comparison import LATE_S
+from .load import busy
+from .ports import port_sentence
+
+Row = Mapping[str, Any]
 
 ALWAYS = 0.6
 """Share of operations from which one rank is said to be the last to call."""
 
+ADVISED = 1.5
+"""Ratio to the lower bound above which a measurement of the ports is advised."""
 
-@tables_of.register
-def shown(replay: Replay) -> list[Table]:
-    """List what a notebook shows of a replay: the summary, and all tables."""
-    summary = Table(rows=[], notes=sentences(replay))
-    return [summary, *(t for part in replay_tables(replay).values() for t in part)]
+CAPTION = "sent: between ranks; p50, p99: of transfers, from the last rank's call"
+
+PACES = {
+    "asap": "as fast as possible",
+    "captured": "at the captured pace",
+    "open-loop": "at the captured times",
+}
+
+VERIFIED = {"full": "every size and byte", "none": "every size, no bytes"}
 
 
-def sentences(replay: Replay) -> list[str]:
-    """Summarize a replay: bandwidth, bytes, durations, ranks and reservations.
-
-    Returns
-    -------
-    list of str
-        At most seven lines; the names of further tables are the eighth.
-    """
-    r, found = replay, replay.fidelity
-    lines = [quotation(r), _moved(r), _durations(r)]
-    ranks = [] if r.ports is None else [f"{r.ports.sentence()}{_over_ports(r)}."]
-    ranks += _last_to_call(r)
-    if ranks:
-        lines.append(" ".join(ranks))
-    effects = []
-    if found is not None and found.slowdown is not None:
-        effects.append(_beside(found, found.slowdown))
-    if found is not None and found.punctuality is not None:
-        p = found.punctuality
-        behind = f"{duration(p.behind_s)} behind" if p.behind_s > 0 else "on time"
-        effects.append(
-            "Against the scheduled issue times, operations were issued "
-            f"{duration(p.error_p50_s)} off (median), {duration(p.error_p99_s)} (p99); "
-            f"{p.late} of {p.scheduled} calls more than {duration(LATE_S)} late; rank "
-            f"{p.worst_rank} ended {behind}."
+def kind_rows(operations: Sequence[Row]) -> list[dict[str, Any]]:
+    """List calls, bytes, times and busbw of each operation, for the first screen."""
+    rows = []
+    for row in operations:
+        if row["by"] != "operation":
+            continue
+        rows.append(
+            {
+                "call": name_of(row["label"]),
+                "calls": row["calls"],
+                "sent": row["bytes_between_ranks"],
+                "p50": row["transfer_p50"],
+                "p99": row["transfer_p99"],
+                "busbw_gbs": row["busbw"] / 1e9,
+                "busbw_interval": (row["busbw_low"] / 1e9, row["busbw_high"] / 1e9),
+                "waits": row["waiting_in_calls"],
+                "busbw_gbit_s": row["busbw"] * 8 / 1e9,
+            }
         )
-    if effects:
-        lines.append(" ".join(effects))
-    if doubts := _doubts(r):
-        lines.append(f"Note: {'; '.join(doubts)}.")
-    if r.out:
-        lines.append(f"written: {r.out}")
-    return lines
+    return rows
 
 
-def quotation(replay: Replay) -> str:
-    """State the busbw of the all-to-alls, or of all operations, in one line.
+def headline(data: Row) -> str:
+    """State what was replayed, how, and on what."""
+    hosts = len(set(data["nodes"]))
+    pace = PACES.get(data["pace"], f"pace {data['pace']}")
+    ranks = f"{data['ranks']} rank{'s' * (data['ranks'] > 1)}"
+    return (
+        f"{data['source']}, {pace}, {ranks} on {hosts} host{'s' * (hosts > 1)}, "
+        f"{data['backend']}"
+    )
 
-    With its interval, the ratio to the lower bound, the share of waiting, and the
-    number of runs.
-    """
-    found = replay.fidelity
-    part = None
-    if found is not None:
-        part = found.part("operation", "all_to_all") or found.part("all")
-    if found is None or part is None or math.isnan(part.busbw_gbs):
+
+def sentences(data: Row, tables: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
+    """State at most five sentences: rate, fidelity, ports, schedule, background."""
+    texts = [_rate(data, tables), _moved(data, tables)]
+    if tables["ports"]:
+        texts.append(port_sentence(tables["ports"]))
+    elif data["network_stated"] and (row := _main(tables["ratios"], "bound")):
+        texts.append(
+            f"A ratio above {ADVISED:g} may be due to a slow port: --ports measures "
+            "each rank's."
+            if row["ratio"] > ADVISED
+            else ""
+        )
+    texts += [
+        _background(tables["background"]),
+        _schedule(tables["schedule"]),
+        _captured(tables["ratios"]),
+    ]
+    return tuple([text for text in texts if text][:5])
+
+
+def notes(data: Row, tables: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
+    """List the reservations: clocks, other load, what was left out, wide intervals."""
+    texts = list(data["notes"])
+    if data["clock_error"]:
+        main = _main(tables["operations"])
+        below = main["undetermined"] if main else 0.0
+        texts.append(
+            f"the clocks of the hosts agree within {duration(data['clock_error'])}: "
+            f"{below:.0%} of the transfers are shorter, and not determined"
+        )
+    texts += [
+        f"on {row['host']}, other processes used {row['others']:.2g} of "
+        f"{row['cores']} cores during the replay"
+        for row in tables["load"]
+        if busy(row)
+    ]
+    if data["left_out"]:
+        texts.append(f"not replayed: {counted(data['left_out'])}")
+    main = _main(tables["operations"])
+    if main and not _narrow(main["busbw_low"], main["busbw_high"]):
+        runs = max(5, 4 * data["runs"])
+        texts.append(
+            f"an interval whose ends differ by more than a factor of {WIDEST:g} "
+            f"determines no value: --repeat {runs} on idle hosts narrows it"
+        )
+    return tuple(dict.fromkeys(texts))
+
+
+def name_of(operation: str) -> str:
+    """Return an operation's name in texts: "all-to-all"."""
+    return operation.replace("_", "-")
+
+
+def counted(kinds: Mapping[str, int]) -> str:
+    """Format numbers of operations: "240 all-to-alls, 1 all-reduce"."""
+    return ", ".join(
+        f"{count:,} {name_of(name)}{'s' * (count > 1)}" for name, count in kinds.items()
+    )
+
+
+def value_of(value: float, low: float, high: float, unit: str = "") -> str:
+    """Format a value with its interval, or its interval alone if that is wide."""
+    if not isfinite(low):
+        return f"{three_digits(value)}{unit}"
+    ends = f"{three_digits(low)} to {three_digits(high)}"
+    if not _narrow(low, high):
+        return f"{ends}{unit} (95% CI; not determined)"
+    return f"{three_digits(value)}{unit} (95% CI {ends})"
+
+
+def _narrow(low: float, high: float) -> bool:
+    return not high > WIDEST * low
+
+
+def _main(rows: Sequence[Row], baseline: str = "") -> Row | None:
+    """Return the row of the all-to-alls, or that of all operations."""
+    for by, label in (("operation", ALL_TO_ALL), ("all", "")):
+        if found := _ratio(rows, by, label, baseline):
+            return found
+    return None
+
+
+def _ratio(rows: Sequence[Row], by: str, label: str, baseline: str) -> Row | None:
+    wanted = by, label, baseline
+    return next(
+        (r for r in rows if (r["by"], r["label"], r.get("baseline", "")) == wanted),
+        None,
+    )
+
+
+def _over(row: Row) -> str:
+    return value_of(row["ratio"], row["ratio_low"], row["ratio_high"])
+
+
+def _rate(data: Row, tables: Mapping[str, Sequence[Row]]) -> str:
+    """State the busbw of the all-to-alls, or of all operations, and its bound."""
+    main = _main(tables["operations"])
+    if main is None or isnan(main["busbw"]):
+        if main and main["bytes_between_ranks"]:
+            return "The busbw is not determined: transfers are below the clock error."
         return "No byte crossed the network: no operation has bytes between ranks."
-    name = "all-to-all" if part.by == "operation" else "all operations:"
-    line = f"{name} busbw {_value(part.busbw, ' GB/s')}"
-    refuted = _without_bound(replay)
-    if not (refuted or math.isnan(part.over_bound.value)):
-        over = _value(part.over_bound, "x")
-        whose = "all-to-alls" if part.by == "operation" else "operations"
-        judges = "; judge the network by this ratio"
-        judges *= part.over_bound.determined and not found.bound_of.endswith(NO_NIC)
-        line += (
-            f", transfers {over} the lower bounds of these {whose} one by one "
-            f"({found.bound_of}{judges})"
-        )
-    if not math.isnan(part.waiting):
-        of = "these calls" if part.by == "operation" else "all calls"
-        line += f", waiting for late ranks {part.waiting:.0%} of the time in {of}"
-    apart = ""
-    bare = next((p for p in found.parts if p.by == WITHOUT_PHASE), None)
-    if part.by == "operation" and bare and bare.transfer_s and part.transfer_s:
-        share = bare.transfer_s.total / part.transfer_s.total
-        counted = bare.label == "(count exchange)"
-        what = "exchanges of token counts (no phase)" if counted else bare.name
-        apart = (
-            f"; {bare.number} of its {part.number} calls are {what}: {share:.0%} "
-            "of the transfer time"
-        )
-    return f"{refuted}{line}; {_interval(found, part, bound=not refuted)}{apart}."
+    value, low, high = (main[f"busbw{end}"] / 1e9 for end in ("", "_low", "_high"))
+    name = "All-to-all" if main["by"] == "operation" else "Overall"
+    text = f"{name} busbw {value_of(value, low, high, ' GB/s')}"
+    if _narrow(low, high):
+        text += f" = {three_digits(value * 8)} Gbit/s"
+    runs = data["runs"]
+    text += f", over {runs} runs" if runs > 1 else ", of one run"
+    row = _main(tables["ratios"], "bound")
+    if row and data["network_stated"]:
+        text += f"; transfers took {_over(row)} times the bound of {data['network']}"
+    elif ports := _main(tables["ratios"], "ports"):
+        text += f"; transfers took {_over(ports)} times the bound of the ports"
+    return f"{text}."
 
 
-def _beside(found: Fidelity, slowdown: Interval) -> str:
-    """State how dense traffic slows all-to-alls, and whether its bytes do."""
-    over = f"; {LEVEL:.0%} interval over iterations"
+def _moved(data: Row, tables: Mapping[str, Sequence[Row]]) -> str:
+    """State verification, duration, ratio to the pass's bound, and the last rank."""
+    verified = data["verified"]
+    number = data["iterations"]
+    checked = VERIFIED.get(verified, f"every size, bytes of a {verified}")
     text = (
-        "Beside dense traffic, all-to-alls take "
-        f"{interval(slowdown, 'x', over=over)} as long as alone"
+        f"Verified: {checked}; {number:,} iteration{'s' * (number > 1)}, "
+        f"{byte_size(data['bytes_between_ranks'])} between ranks, in "
+        f"{duration(data['pass_s'])}"
     )
-    if found.control is None or found.slowdown_by_bytes is None:
-        return f"{text}."
-    text += (
-        "; beside its operations without bytes (processor alone) "
-        f"{interval(found.control, 'x')}"
-    )
-    by_bytes = found.slowdown_by_bytes
-    if math.isnan(by_bytes.low):
-        return f"{text}."
-    shown = "includes 1: no effect of its bytes is shown"
-    if by_bytes.low > 1:
-        shown = "is above 1: its bytes slow them"
-    elif by_bytes.high < 1:
-        shown = (
-            "is below 1: the effect of its bytes is not determined, as none makes "
-            "all-to-alls faster"
-        )
-    ratio = interval(by_bytes, "x", over=f"; {LEVEL:.0%} interval over pairs")
-    return (
-        f"{text}. With bytes they take {ratio} as long as without, in {found.pairs} "
-        f"pairs of passes. This interval {shown}."
-    )
+    row = _ratio(tables["ratios"], "pass", "", "bound")
+    if row and data["network_stated"]:
+        text += f", {_over(row)} times the bound of a pass"
+    main = _ratio(tables["operations"], "all", "", "")
+    if main and main["last_share"] >= ALWAYS:
+        share = f"{main['last_share']:.0%} of calls"
+        text += f"; rank {main['last_rank']} called last in {share}"
+    return f"{text}."
 
 
-def _last_to_call(r: Replay) -> list[str]:
-    """Name the rank that calls last, if there is one: it is no sign of its port."""
-    if r.straggler is None:
-        return []
+def _captured(ratios: Sequence[Row]) -> str:
+    row = _main(ratios, "captured")
+    if row is None:
+        return ""
+    whose = "All-to-all transfers" if row["by"] == "operation" else "Transfers"
+    return f"{whose} took {_over(row)} times as long as captured."
+
+
+def _background(rows: Sequence[Row]) -> str:
+    """State how background traffic slows all-to-alls, and whether its bytes do."""
+    if not rows:
+        return ""
+    by = {row["background"]: row for row in rows}
     text = (
-        f"Straggler: rank {r.straggler} called last in {r.straggler_share:.0%} of "
-        "operations (measured)"
+        f"Beside background traffic all-to-alls took {_over(by['with'])} times as long"
     )
-    if r.straggler_share < ALWAYS:
-        text = (
-            f"No rank called last in {ALWAYS:.0%} of operations or more: most often "
-            f"rank {r.straggler}, in {r.straggler_share:.0%}"
-        )
-    slow = (
-        "; transfers are timed from the last call, so being last does not indicate a "
-        "slow port"
-    )
-    return [text + slow * bool(r.ports is not None and r.ports.slow) + "."]
+    row = by["bytes"]
+    if isnan(row["ratio_low"]):
+        return f"{text}."
+    shown = "no effect of its bytes is shown"
+    if row["ratio_low"] > 1:
+        shown = "its bytes slow them"
+    elif row["ratio_high"] < 1:
+        shown = "the effect of its bytes is not determined"
+    return f"{text}, {_over(row)} times its smallest sizes: {shown}."
 
 
-def _without_bound(r: Replay) -> str:
-    """State why no ratio to the given network's lower bound is stated; "" if one is.
-
-    The replay ran elsewhere, or the network is faster than the given one: measured
-    ports show it, and times below their lower bounds.
-    """
-    found = r.fidelity
-    if found is None or not found.bound_of:
+def _schedule(rows: Sequence[Row]) -> str:
+    if not rows:
         return ""
-    file, described, _ = found.bound_of.partition(": ")
-    if not found.bound_hosts_match:
-        one = len(set(r.nodes)) == 1
-        where = "on one host" if one else "with other ranks on its hosts (by name)"
-        network = file if described else f"the given network ({file})"
-        return (
-            f"This replay ran {where}, not on {network}: no ratio to its lower bound; "
-        )
-    part = found.part("operation", "all_to_all") or found.part("all")
-    ratios = [p.over_bound for p in (part, found.part("iteration")) if p is not None]
-    below = any((r.value if math.isnan(r.high) else r.high) < 1 for r in ratios)
-    if not (below or found.bound_exceeded):
-        return ""
-    faster = f"{file} describes" if described else file
-    return f"The network is faster than {faster}: its lower bound does not hold; "
-
-
-def _over_pass(r: Replay) -> Interval | None:
-    """The wall time over the lower bound of a pass, if the network can have it."""
-    found = r.fidelity
-    walls = None if found is None else found.part("iteration")
-    if found is None or walls is None or found.bound_of.endswith(NO_NIC):
-        return None
-    if _without_bound(r):
-        return None
-    return None if math.isnan(walls.over_bound.value) else walls.over_bound
-
-
-def _over_ports(r: Replay) -> str:
-    """Compare operations with the bound of the ports if line 1 has no lower bound."""
-    found = r.fidelity
-    if found is None or (found.bound_of and not _without_bound(r)):
-        return ""
-    part = found.part("operation", "all_to_all")
-    whose = "all-to-alls" if part is not None else "operations"
-    part = part or found.part("all")
-    if part is None or math.isnan(part.over_ports.value):
-        return ""
-    return f"; the {whose} take {_times(part.over_ports, found)} the bound of the ports"
-
-
-def _times(ratio: Interval, found: Fidelity) -> str:
-    """Format a ratio with its interval: over iterations if there is one run."""
-    over = f"; {LEVEL:.0%} interval over iterations"
-    return interval(ratio, "x", over=over * (found.runs == 1))
-
-
-def _value(ratio: Interval, unit: str) -> str:
-    """Format a value, or its interval if that is all that is known."""
-    if ratio.determined:
-        return f"{three_digits(ratio.value)}{unit}"
-    return interval(ratio, unit)
-
-
-def _interval(found: Fidelity, part: PartFidelity, *, bound: bool) -> str:
-    """State the runs, and the intervals over them that are not stated as values."""
-    both = (part.busbw, part.over_bound)[: 1 + bound]
-    ranges = not all(ratio.determined for ratio in both)
-    if found.runs == 1:
-        text = "n = 1 run, no interval between runs (--repeat 5 gives one)"
-        return text + "; ranges are over its iterations" * ranges
-    ends = [
-        f"{three_digits(ratio.low)} to {three_digits(ratio.high)}{unit}"
-        for ratio, unit in zip(both, (" GB/s", "x"), strict=False)
-        if ratio.determined and not math.isnan(ratio.low)
-    ]
-    text = f"n = {found.runs} runs" + f", {LEVEL:.0%} CI {', '.join(ends)}" * bool(ends)
-    return text + f"; ranges are {LEVEL:.0%} CI" * ranges
-
-
-def _moved(r: Replay) -> str:
-    hosts = len(set(r.nodes))
+    (row,) = rows
+    behind = f"{duration(row['behind'])} behind" if row["behind"] > 0 else "on time"
     return (
-        f"Replayed {counts(r.kinds)} of {r.source} in iterations {r.first_iteration} "
-        f"to {r.last_iteration}, {byte_size(r.network_bytes)} between ranks, "
-        f"{verification(r.verified)}; {r.ranks} rank{'s' * (r.ranks > 1)} on {hosts} "
-        f"host{'s' * (hosts > 1)} (by name), {r.backend}, pace {r.pace}."
+        f"Calls were issued {duration(row['error_p50'])} off their due times (median; "
+        f"p99 {duration(row['error_p99'])}), {row['late_calls']:,} of {row['calls']:,} "
+        f"more than {duration(LATE_S)} late; rank {row['behind_rank']} ended {behind}."
     )
-
-
-def _durations(r: Replay) -> str:
-    line = f"Wall time {duration(r.wall_s)}, sum of transfers {duration(r.transfer_s)}"
-    if r.transfer_s > r.wall_s:
-        line += " (transfers of different groups and streams overlap)"
-    found = r.fidelity
-    if found is None:
-        return f"{line}."
-    if found.runs > 1:
-        line += f" (run {found.shown_run + 1} of {found.runs}, the median)"
-    whole, over_pass, ratios = found.part("all"), _over_pass(r), []
-    if over_pass is not None:
-        ratios.append(
-            f"wall time {_times(over_pass, found)} the lower bound of a pass, all "
-            f"operations together ({duration(found.pass_bound_s)})"
-        )
-    if whole is not None and not math.isnan(whole.transfer_over_captured.value):
-        ratios.append(
-            f"transfers take {_times(whole.transfer_over_captured, found)} as long as "
-            "captured"
-        )
-    if whole is not None and not math.isnan(whole.over_model.value):
-        beyond = f" ({found.model_beyond})" if found.model_beyond else ""
-        over = _times(whole.over_model, found)
-        ratios.append(f"transfers take {over} the times of {found.model_of}{beyond}")
-    return "; ".join([line, *ratios]) + "."
-
-
-def _doubts(r: Replay) -> list[str]:
-    doubts = [
-        f"on {one.node}, other processes used {one} during the replay"
-        for one in r.load
-        if one.busy
-    ]
-    if r.left_out:
-        doubts.append(f"not replayed: {counts(r.left_out)}")
-    doubts += r.notes
-    found = r.fidelity
-    if found is not None:
-        doubts += found.notes
-        of_pairs = found.slowdown, found.control, found.slowdown_by_bytes
-        of_runs, refuted = [_over_pass(r)], bool(_without_bound(r))
-        for p in (found.part("operation", "all_to_all"), found.part("all")):
-            if p is not None:
-                of_runs += [p.busbw, *[p.over_bound] * (not refuted)]
-        narrower = [
-            f"--{option} {max(5, 4 * number)}"
-            for option, number, every in (
-                ("repeat", found.runs, of_runs),
-                ("pairs", found.pairs, of_pairs),
-            )
-            if not all(ratio.determined for ratio in every if ratio is not None)
-        ]
-        if narrower:
-            doubts.append(
-                f"an interval whose ends differ by more than a factor of {WIDEST:g} "
-                "determines no value; more passes on idle hosts narrow it: "
-                f"{' '.join(narrower)}"
-            )
-    return doubts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from moetraffic.analysis.times.calibration import (
 )
 from moetraffic.analysis.times.projection import collectives
 from moetraffic.analysis.times.traffic import training_iterations, world_matrices
-from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
 from moetraffic.patterns import Layout, Training, Workload
 
@@ -109,40 +107,4 @@ def test_workloads_are_configurations() -> None:
     assert float(found.world) == 16
     assert float(found.accumulation) == 4
     assert float(found.element_bytes) == 4
-    assert float(found.recompute) == 2
-
-
-def test_an_estimate_has_the_captured_layout_unless_another_is_given(
-    capsys: pytest.CaptureFixture[str], captured: Path
-) -> None:
-    with Trace.open(captured) as trace:
-        found, meta = calibrated(trace), trace.meta
-    assert main(["estimate", "--calibrate", str(captured), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["estimate"]["iteration_s"] == pytest.approx(found.predicted.iteration)
-    assert main(["estimate", "--calibrate", str(captured)]) == 0
-    said = capsys.readouterr().out
-    assert f"TP {meta.tp}, DP {meta.dp}, EP {meta.ep}," in said
-    assert main(["estimate", "--calibrate", str(captured), "--dp", "8"]) == 0
-    assert f"TP {meta.tp}, DP 8, EP {meta.ep}," in capsys.readouterr().out
-
-
-def test_estimate_goes_on_from_a_capture(
-    capsys: pytest.CaptureFixture[str], captured: Path
-) -> None:
-    asked = ["estimate", "--calibrate", str(captured), "--dp", "8", "--ep", "8"]
-    assert main(asked) == 0
-    said = capsys.readouterr().out.replace("\n  ", " ")
-    verdict, fit, *_ = said.splitlines()
-    assert verdict.startswith("Iteration time T_iter")
-    assert fit.startswith("Calibrated on")
-    assert "measured" in said
-    assert "--only terms,calibration" in said
-    assert main([*asked, "--only", "calibration"]) == 0
-    assert "effective bandwidth" in capsys.readouterr().out
-    assert main([*asked, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["estimate"]
-    with Trace.open(captured) as trace:
-        found = calibrated(trace)
-    # twice the ranks, each with its batch: they compute as long
-    assert told["compute_s"] == pytest.approx(found.measured.compute_s)
+    assert found.recompute == "full"

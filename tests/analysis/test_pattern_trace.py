@@ -12,7 +12,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 from moetraffic.patterns.calls import Pattern, megatron_pattern, workload_pattern
 from moetraffic.patterns.matrices import traffic_matrix
-from moetraffic.replay import make_plan
+from moetraffic.replay import operations
 from moetraffic.trace import Trace
 
 SHAPE = ModelShape(layers=4, hidden=32, heads=4, sequence=16, experts=8)
@@ -71,7 +71,7 @@ def test_a_trace_is_saved_analyzed_and_replayed(tmp_path: Path) -> None:
             counted = trace.occurrences.sequence[of]
             counted = np.sort(counted[counted >= 0])
             assert counted.tolist() == list(range(len(counted)))
-        plan = make_plan(trace, dense=False)
+        plan = operations(trace, dense=False)
         # 4 exchanges, 2 of them once more, of each MoE layer and micro-batch
         calls = [c for c, _ in pattern.program(15) if c.operation == "all_to_all"]
         groups = {r: g for g in pattern.layout.groups("ep") for r in g}

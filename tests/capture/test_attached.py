@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.launch import hook_environment
+from moetraffic.capture import command
 from moetraffic.trace import Trace
 from moetraffic.trace.merge.log_folder import log_folder, members
 from moetraffic.trace.merge.merging import Merged, merge
@@ -27,12 +27,12 @@ def played(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """The folder in which the programs ran."""
 
     def make(folder: Path) -> None:
-        hook = hook_environment.variables(
+        hook = command.variables(
             folder / "run.h5", force=False, names={"model": "mine"}
         )
         ran = subprocess.run(
             [sys.executable, HERE / "attachments.py", folder],
-            env=hook_environment.environment(hook) | {"OMP_NUM_THREADS": "1"},
+            env=command.environment(hook) | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=200,

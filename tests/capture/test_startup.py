@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from moetraffic.capture import command
 from moetraffic.errors import CaptureError
-from moetraffic.launch import hook_environment
 
 # as torch calls the entry points of its backends
 AUTOLOAD = """
@@ -75,10 +75,10 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(place)}
     if hook:
-        variables = hook_environment.variables(place / "run.h5", force=False, names={})
+        variables = command.variables(place / "run.h5", force=False, names={})
         if notes:
-            variables[hook_environment.NOTES] = str(place.parent / "notes")
-        env = hook_environment.environment(variables, env)
+            variables[command.NOTES] = str(place.parent / "notes")
+        env = command.environment(variables, env)
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         env=env | extra,
@@ -100,7 +100,7 @@ def notes(place: Path) -> set[str]:
 
 
 def test_the_folder_declares_one_entry_point_that_exists() -> None:
-    folder = hook_environment.hook_folder()
+    folder = command.HOOK_FOLDER
     (hook,) = importlib.metadata.distributions(path=[str(folder)])
     (entry,) = hook.entry_points
     assert entry.group == "torch.backends"
@@ -210,6 +210,6 @@ def test_without_its_variable_the_hook_does_nothing(place: Path) -> None:
 def test_what_keeps_torch_from_loading_the_hook_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(hook_environment.AUTOLOAD, "0")
+    monkeypatch.setenv(command.AUTOLOAD, "0")
     with pytest.raises(CaptureError, match="TORCH_DEVICE_BACKEND_AUTOLOAD=0"):
-        hook_environment.variables(Path("run.h5"), force=False, names={})
+        command.variables(Path("run.h5"), force=False, names={})

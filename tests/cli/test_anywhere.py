@@ -16,12 +16,12 @@ from types import SimpleNamespace
 import pytest
 
 from moetraffic.capture.hook import native
+from moetraffic.capture.log_merging import explain_nothing_recorded
 from moetraffic.cli import main
 from moetraffic.data import path as shipped
 from moetraffic.errors import CaptureError, LayoutError
 from moetraffic.health import Finding, State, machine
-from moetraffic.launch.log_merging import explain_nothing_recorded
-from moetraffic.launch.machine_resources import own_gpu
+from moetraffic.launch.devices import own_gpu
 from moetraffic.trace.merge.log_folder import SMALLEST_LIMIT, prepare
 
 PROGRAM = """

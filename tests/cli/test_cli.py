@@ -15,11 +15,14 @@ import h5py
 import numpy as np
 import pytest
 
+from moetraffic.capture import training
 from moetraffic.cli import main
 from moetraffic.cli.recording import demo
 from moetraffic.data import path
-from moetraffic.launch import Heartbeat
-from moetraffic.launch.training import StepProgress
+from moetraffic.errors import CaptureError
+from moetraffic.launch.blame import Blame
+from moetraffic.launch.board import ROW
+from moetraffic.launch.ranks import Outcome
 from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
 from tests.cli.printed import unwrapped
@@ -159,22 +162,27 @@ def test_another_launchers_ranks_speak_once(
         assert capsys.readouterr().err.count("\n") == lines
 
 
-def test_progress_is_of_all_ranks() -> None:
-    told: list[tuple[int, str]] = []
-    heard = StepProgress(
-        2, lambda done, note="": told.append((done, note)), "mean loss"
-    )
-    for rank, iteration, loss in ((0, 0, 4.0), (1, 0, 2.0), (0, 1, 9.0), (0, 2, 1.0)):
-        heard(_step(rank, iteration, loss))
-    heard(_step(1, 2, 2.0))  # of iteration 1 a line was lost
-    heard(_step(1, 3, None))
-    assert told == [(1, "mean loss 3.000"), (3, "mean loss 1.500")]
-    assert heard.steps == 4
+def test_progress_is_of_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[int, str]] = []
 
+    def launch(*_: object, on_rows: Callable[[object], None], **__: object) -> Outcome:
+        for done, losses in (([1, 0], [4, 0]), ([2, 1], [3, 2]), ([2, 1], [3, 2])):
+            rows = np.zeros(2, ROW)
+            rows["done"], rows["value"] = done, losses
+            on_rows(rows)
+        blame = Blame(rank=1, operation="iteration 1", reason="was ended by SIGKILL")
+        codes = {"exit_codes": (0, -9), "stderr": ((), ())}
+        return Outcome(ok=False, interrupted=0, blame=blame, **codes)
 
-def _step(rank: int, iteration: int, loss: float | None) -> Heartbeat:
-    fields = {"iteration": iteration, "loss": loss}
-    return Heartbeat(rank=rank, event="step", operation="", fields=fields)
+    monkeypatch.setattr(training, "launch", launch)
+    sentence = "rank 1 at iteration 1 was ended by SIGKILL; nothing was captured"
+    with pytest.raises(CaptureError, match=sentence):
+        training.capture_run(
+            Workload(), tmp_path / "run.h5", on_step=lambda *step: steps.append(step)
+        )
+    assert steps == [(1, "mean loss 2.500")]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import pytest
 from moetraffic.cli import main, output
 from moetraffic.data import path
 from moetraffic.replay import __main__ as replay
+from moetraffic.replay.bench import __main__ as bench
 from moetraffic.report.console.terminal import Paper
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -31,6 +32,7 @@ COMMANDS = {
     "analyze": "analyze run.h5",
     "analyze-long": "analyze long.h5 --layers 0",
     "anonymize": "anonymize run.h5 -o shared.h5",
+    "bench": "bench all_reduce --show big-red-200 --nproc 8 --span 2 -b 300000",
     "compare": "compare run.h5 other.h5",
     "estimate": "estimate --model mixtral-8x7b --dp 16 --ep 8 --platform dgx-h100",
     "estimate-best": "estimate --model gpt-3b --best --gpus 16 --platform polaris",
@@ -71,7 +73,8 @@ def test_the_first_screen_is_the_known_one(
     verb, *arguments = shlex.split(COMMANDS[name])
     if LONG in arguments:
         shutil.copy(path("run-top2-balanced.h5"), LONG)
-    code = replay.main(arguments) if verb == "replay" else main([verb, *arguments])
+    programs = {"replay": replay.main, "bench": bench.main}
+    code = programs[verb](arguments) if verb in programs else main([verb, *arguments])
     # the size of a file depends on libraries that compress
     shown = SIZE.sub(r"\1SIZE", capsys.readouterr().out)
     screen = f"$ moetraffic {COMMANDS[name]}\n{shown}exit code {code}\n"

@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 import torch
 
+from moetraffic.capture import log_merging
 from moetraffic.capture.annotate import CallContext
 from moetraffic.capture.hook import native
 from moetraffic.capture.log import Log, RecordQueue
 from moetraffic.cli import main
 from moetraffic.cli.recording.run import harvest
-from moetraffic.launch import log_merging
 from moetraffic.trace import Meta, Trace
 from moetraffic.trace.merge import log_format as words
 from moetraffic.trace.merge.log_folder import lock_state, log_folder, make_room

@@ -6,7 +6,7 @@ import pytest
 
 from moetraffic.fabric import (
     Hosts,
-    Topology,
+    Network,
     dragonfly,
     fat_tree,
     leaf_spine,
@@ -22,7 +22,7 @@ def hosts(number: int, ranks: int = 1, nics: int = 0) -> Hosts:
     return Hosts(number=number, ranks=ranks, nics=nics, nic_bytes_s=50 * GBS)
 
 
-NETWORKS: dict[str, Callable[[], Topology]] = {
+NETWORKS: dict[str, Callable[[], Network]] = {
     "switch": lambda: single_switch(hosts(6)),
     "switch of hosts": lambda: single_switch(hosts(3, 4, 2)),
     "leaf-spine 1:1": lambda: leaf_spine(hosts(8), leaves=4),
@@ -46,7 +46,7 @@ NETWORKS: dict[str, Callable[[], Topology]] = {
 
 
 @pytest.fixture(params=NETWORKS)
-def network(request: pytest.FixtureRequest) -> Topology:
+def network(request: pytest.FixtureRequest) -> Network:
     """One of every kind of topology."""
-    made: Topology = NETWORKS[request.param]()
+    made: Network = NETWORKS[request.param]()
     return made

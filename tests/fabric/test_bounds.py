@@ -15,9 +15,22 @@ from scipy.sparse import block_diag, csr_array, hstack, identity
 
 from moetraffic import load_fabric
 from moetraffic.arrays import Float64, Int64
-from moetraffic.fabric import Hosts, Topology, leaf_spine, rail_optimized, torus
-from moetraffic.fabric.assessment import assess
-from moetraffic.report.results import fabric as report
+from moetraffic.fabric import (
+    Cut,
+    Hosts,
+    Network,
+    bounds,
+    cut_bounds,
+    forwarding_bound,
+    leaf_spine,
+    nic_name,
+    port_bound,
+    rail_optimized,
+    route,
+    routing_bound,
+    torus,
+    transfer_seconds,
+)
 
 SLOW_NIC = {"rates": {"rank1": "25Gbps"}}
 GBPS = 1e9 / 8
@@ -54,67 +67,64 @@ def least_s(
     return float(found.fun) * unit / 1e9
 
 
-def slot_of(network: Topology, slot: int) -> tuple[str, str, str, str]:
-    """Name a slot, its bus, its NIC and the switch of the NIC."""
-    host, at = divmod(slot, network.hosts.ranks)
-    nic = f"host{host}.nic{at * network.hosts.nics // network.hosts.ranks}"
-    (switch,) = {*network.graph.successors(nic)} & {*network.switches}
-    return f"host{host}.gpu{at}", f"host{host}.bus", nic, switch
-
-
-def any_forwarding_s(network: Topology, slots: Int64, sent: Int64) -> float:
+def any_forwarding_s(network: Network, sent: Int64) -> float:
     """Compute the least time over all routes, also through hosts, seconds."""
-    names = [slot_of(network, slot)[0] for slot in slots.tolist()]
+    names = [network.nodes[node] for node in network.slot_nodes[network.slots]]
     flows = {
         (names[one], names[other]): float(sent[one, other])
         for one, other in np.argwhere(sent)
         if one != other
     }
-    return least_s(network.graph, flows, np.zeros(len(network.links)))
+    return least_s(network.to_graph(), flows, np.zeros(len(network.links)))
 
 
-def same_nics_s(network: Topology, slots: Int64, sent: Int64) -> float:
+def same_nics_s(network: Network, sent: Int64) -> float:
     """Compute the least time over all routes between switches, seconds.
 
     Bytes leave by the NIC of the sending rank or, with rail forwarding, by that of the
     receiver's rail, and enter by that of the receiver.
     """
+    hosts, graph = network.hosts, network.to_graph()
+    switch_of = {a: b for a, b in graph.edges if "nic" in a and "gpu" not in b}
     fixed = dict.fromkeys(network.links, 0.0)
     flows: dict[tuple[str, str], float] = {}
-    for one, other in np.argwhere(sent):
-        if one == other:
-            continue
-        first, last = int(slots[one]), int(slots[other])
-        gpu, bus, nic, switch = slot_of(network, first)
-        target, target_bus, target_nic, leaving = slot_of(network, last)
-        path = [gpu, bus, target]
-        if bus != target_bus:
-            ranks = network.hosts.ranks
-            path = [gpu, nic, switch]
-            fellow = slot_of(network, first // ranks * ranks + last % ranks)
-            if network.forwarding == "rail" and fellow[2] != nic:
-                path = [gpu, bus, fellow[0], fellow[2], fellow[3]]
+
+    def ends(host: int, at: int) -> tuple[str, str, str]:
+        nic = nic_name(host, at * hosts.nics // hosts.ranks)
+        return f"host{host}.gpu{at}", nic, switch_of[nic]
+
+    for one, other in np.argwhere(sent * ~np.eye(network.ranks, dtype=bool)):
+        host, at = divmod(int(network.slots[one]), hosts.ranks)
+        beyond, there = divmod(int(network.slots[other]), hosts.ranks)
+        gpu, nic, entry = ends(host, at)
+        target, last, leaving = ends(beyond, there)
+        path = [gpu, f"host{host}.bus", target]
+        if host != beyond:
+            path = [gpu, nic, entry]
+            fellow = ends(host, there)
+            if network.forwarding == "rail" and fellow[1] != nic:
+                path = [gpu, f"host{host}.bus", *fellow]
             pair = path[-1], leaving
             flows[pair] = flows.get(pair, 0.0) + float(sent[one, other])
-            for link in ((leaving, target_nic), (target_nic, target)):
-                fixed[link] += float(sent[one, other])
+            for link in ((leaving, last), (last, target)):
+                fixed[" -> ".join(link)] += float(sent[one, other])
         for link in pairwise(path):
-            fixed[link] += float(sent[one, other])
+            fixed[" -> ".join(link)] += float(sent[one, other])
+    longest = float((np.array([*fixed.values()]) / network.capacity).max())
     flows = {pair: number for pair, number in flows.items() if pair[0] != pair[1]}
-    at_hosts = np.array([*fixed.values()])
-    ends = at_hosts / np.array(network.capacity)
-    switches = network.graph.subgraph(network.switches)
     if not flows:
-        return float(ends.max())
+        return longest
+    switches = graph.subgraph(
+        [n for n, kind in graph.nodes("kind") if kind == "switch"]
+    )
     within = least_s(switches, flows, np.zeros(switches.number_of_edges()))
-    return max(within, float(ends.max()))
+    return max(within, longest)
 
 
-def described(folder: Path, ranks: int, **said: Any) -> tuple[Topology, Int64]:
+def described(folder: Path, ranks: int, **said: Any) -> Network:
     path = folder / "network.json"
     path.write_text(json.dumps({"capacity": "100Gbps", **said}))
-    network = load_fabric(str(path), ranks)
-    return network.topology, network.slots
+    return load_fabric(str(path), ranks)
 
 
 def hosts(number: int, ranks: int = 1, nics: int = 0, inside: float = 450e9) -> Hosts:
@@ -150,71 +160,85 @@ FILES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=[*NETWORKS, *FILES])
-def placed(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Topology, Int64]:
+def placed(request: pytest.FixtureRequest, tmp_path: Path) -> Network:
     if request.param in FILES:
         return described(tmp_path, 8, **FILES[request.param])
     made = NETWORKS[request.param]()
-    return made, np.random.default_rng(1).permutation(made.hosts.slots)
+    return made.placed(np.random.default_rng(1).permutation(made.hosts.slots))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_routing_of_the_class_that_a_bound_names_is_faster(
-    placed: tuple[Topology, Int64], seed: int
+    placed: Network, seed: int
 ) -> None:
-    network, slots = placed
     drawn = np.random.default_rng(seed)
-    shape = len(slots), len(slots)
+    shape = placed.ranks, placed.ranks
     sent = drawn.integers(0, 10**6, shape) * (drawn.random(shape) < [1, 0.5, 0.1][seed])
-    found = assess(network, slots, sent)
-    same, free = same_nics_s(network, slots, sent), any_forwarding_s(*placed, sent)
+    same, free = same_nics_s(placed, sent), any_forwarding_s(placed, sent)
+    bound, forwarded = routing_bound(placed, sent), forwarding_bound(placed, sent)
     assert free <= same * (1 + 1e-6)
-    assert float(found.bound_s[0]) <= same * (1 + 1e-6)
-    assert float(found.forwarding_bound_s[0]) <= free * (1 + 1e-6)
-    assert found.bottleneck_s[0] >= same * (1 - 1e-6)
-    if network.hosts.ranks == 1:  # no other rank or NIC to send by
-        assert found.bound_s[0] == pytest.approx(found.forwarding_bound_s[0])
+    assert float(bound) <= same * (1 + 1e-6)
+    assert float(forwarded) <= free * (1 + 1e-6)
+    for routing in ("ecmp", "ideal", "shortest"):
+        taken = transfer_seconds(route(placed, routing=routing), sent)
+        assert float(taken) >= same * (1 - 1e-6)
+    if placed.hosts.ranks == 1:  # no other rank or NIC to send by
+        assert float(bound) == pytest.approx(float(forwarded))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_bounds_hold_on_drawn_networks(seed: int) -> None:
+    """Random cables and rates, and a cut around a random half of the switches."""
+    drawn = np.random.default_rng(seed)
+    switches = int(drawn.integers(3, 6))
+    graph = nx.Graph()
+    for a, b in nx.gnm_random_graph(switches, 2 * switches, seed=seed).edges:
+        graph.add_edge(f"s{a}", f"s{b}", capacity=float(drawn.uniform(1e9, 2e10)))
+    for a in range(1, switches):  # connected
+        graph.add_edge(f"s{a - 1}", f"s{a}", capacity=float(drawn.uniform(1e9, 2e10)))
+    size = hosts(switches, int(drawn.integers(1, 3)))
+    for host in range(size.number):
+        for nic in range(size.nics):
+            graph.add_edge(nic_name(host, nic), f"s{host}", capacity=12.5e9)
+    inside = [n for n in range(switches) if drawn.random() < 0.5] or [0]
+    cut = Cut(name="drawn", hosts=inside, switches=[f"s{n}" for n in inside])
+    made = Network.from_graph(graph, hosts=size, cuts={"drawn": [cut]})
+    sent = drawn.integers(0, 10**6, (made.ranks, made.ranks))
+    same, free = same_nics_s(made, sent), any_forwarding_s(made, sent)
+    found = bounds(made, sent)
+    assert max(map(float, found.values())) <= same * (1 + 1e-6)
+    assert max(float(t) for n, t in found.items() if n != "port") <= free * (1 + 1e-6)
 
 
 def test_hosts_that_forward_are_faster_than_a_slow_nic(tmp_path: Path) -> None:
     """Both bounds are reached: rank 1's bytes over 25 Gbps, or all over 325 Gbps."""
-    network, slots = described(
-        tmp_path, 8, topology="rails", ranks_per_host=4, **SLOW_NIC
-    )
+    made = described(tmp_path, 8, topology="rails", ranks_per_host=4, **SLOW_NIC)
     sent = np.zeros((8, 8), np.int64)
     sent[:4, 4:] = sent[4:, :4] = 6250
-    found = assess(network, slots, sent)
-    assert found.bound_s[0] == pytest.approx(4 * 6250 / (25 * GBPS))
-    assert found.bound_s[0] == pytest.approx(same_nics_s(network, slots, sent))
-    free = any_forwarding_s(network, slots, sent)
+    bound = float(routing_bound(made, sent))
+    assert bound == pytest.approx(4 * 6250 / (25 * GBPS))
+    assert bound == pytest.approx(same_nics_s(made, sent))
+    free = any_forwarding_s(made, sent)
     assert free == pytest.approx(16 * 6250 / (325 * GBPS))
-    assert found.forwarding_bound_s[0] == pytest.approx(free)
-    frame = found.to_frame()
-    assert (frame["bound_s"] == found.bound_s[0]).all()
-    assert (frame["forwarding_bound_s"] == found.forwarding_bound_s[0]).all()
-    line = report.sentences(found)[1]
-    assert (
-        "1.00 times the lower bound of any routing between the same NICs (8 us, the "
-        "largest bound: bottleneck port of a host), 3.25 times the lower bound of any "
-        "routing and forwarding (2.46 us, the largest bound: cut around a host (host0)"
-    ) in line
-    data = report.as_dict(found, [0])
-    assert data["same_nics_lower_bound_s"][0] == found.bound_s[0]
-    assert data["any_forwarding_lower_bound_s"][0] == found.forwarding_bound_s[0]
-    rows = dict(row[:2] for row in report.tables(found)[1].rows)
-    of = "largest lower bound of each iteration, any routing"
-    assert rows[f"{of} between the same NICs"] == found.bound_s[0]
-    assert rows[f"{of} and forwarding"] == found.forwarding_bound_s[0]
+    assert float(forwarding_bound(made, sent)) == pytest.approx(free)
 
 
 def test_bytes_inside_one_host_are_bounded_by_all_links_of_a_rank() -> None:
     """A rank has two links inside its host, of which one leads over its NIC."""
-    network = rail_optimized(hosts(1, 4, inside=20e9))
+    made = rail_optimized(hosts(1, 4, inside=20e9))
     sent = np.zeros((4, 4), np.int64)
     sent[0, 1] = 10**6
-    slots = np.arange(4)
-    found = assess(network, slots, sent)
-    assert found.bound_s[0] == same_nics_s(network, slots, sent) == 10**6 / 20e9
-    assert found.forwarding_bound_s[0] == 10**6 / 40e9
-    assert any_forwarding_s(network, slots, sent) == pytest.approx(10**6 / 32.5e9)
-    names = [name for name, _ in report.times_of(found)]
-    assert "lower bound: all links of a rank" in names
+    assert float(routing_bound(made, sent)) == same_nics_s(made, sent) == 10**6 / 20e9
+    assert float(forwarding_bound(made, sent)) == 10**6 / 40e9
+    assert any_forwarding_s(made, sent) == pytest.approx(10**6 / 32.5e9)
+
+
+def test_rates_of_ranks_and_links_are_in_the_bounds(tmp_path: Path) -> None:
+    rates = {"rank1": "800Mbps", "leaf0 -> spine0": "80Mbps"}
+    options = {"topology": "leaf-spine", "leaves": 2, "spines": 1, "rates": rates}
+    made = described(tmp_path, 4, **{**options, "capacity": "8Gbps"})
+    wire = np.zeros((3, 4, 4), np.int64)
+    wire[0, 0, 1] = wire[1, 2, 3] = wire[2, 0, 2] = 1_000_000
+    # rank 1 receives at 100 MB/s, the others send at 1 GB/s
+    assert port_bound(made, wire) == pytest.approx([0.01, 0.001, 0.001])
+    assert cut_bounds(made, wire)["leaf"][2] == pytest.approx(0.1)

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from moetraffic.errors import FabricError
 from moetraffic.fabric import (
     Hosts,
-    block,
     collisions,
     expected_max_load,
     leaf_spine,
-    max_load_at_most,
     no_collision,
     route,
 )
+from moetraffic.fabric.collisions import max_load_at_most
 
 
 def test_eight_flows_on_eight_links() -> None:
@@ -73,54 +72,54 @@ def test_hashed_flows_collide_as_often_as_balls() -> None:
     found = [
         one
         for seed in range(60)
-        for one in collisions(route(made, block(32, made.hosts), seed=seed), sent)
-        if one.links[0].startswith("leaf")
+        for one in collisions(route(made, seed=seed), sent)
+        if made.links[one["links"][0]].startswith("leaf")
     ]
     assert len(found) == 240
-    assert {(one.flows, len(one.links)) for one in found} == {(8.0, 8)}
-    largest = np.array([one.max_flows for one in found])
-    assert found[0].expected_max_flows == pytest.approx(2.59723, abs=1e-5)
+    assert {(one["flows"], len(one["links"])) for one in found} == {(8.0, 8)}
+    largest = np.array([one["max_flows"] for one in found])
+    assert found[0]["expected_max_flows"] == pytest.approx(2.59723, abs=1e-5)
     spread = 4 * largest.std() / np.sqrt(240)
     assert largest.mean() == pytest.approx(2.59723, abs=spread)
-    assert all(one.max_bytes_over_even == one.max_flows for one in found)
+    assert all(one["over_even"] == one["max_flows"] for one in found)
 
 
 def test_exchanges_of_counts_are_no_flows() -> None:
     """Rank r sends to rank r + 4 only, after 8 bytes between all pairs."""
     made = leaf_spine(Hosts(number=16, nic_bytes_s=1.0), leaves=4)
-    routes = route(made, block(16, made.hosts))
+    routes = route(made)
     ranks = np.arange(16)
     sent = np.zeros((16, 16), np.int64)
     sent[ranks, (ranks + 4) % 16] = 1_000_000
     counts = np.where(ranks == ranks[:, None], 0, 8)
     alone, beside = (
-        {one.links: one for one in collisions(routes, bytes_)}
+        {one["links"]: one for one in collisions(routes, bytes_)}
         for bytes_ in (sent, sent + counts)
     )
     assert len(alone) == 4
     assert alone.keys() == beside.keys()
     for links, one in alone.items():
         other = beside[links]
-        assert one.flows == other.flows == 4
-        assert one.max_flows == other.max_flows
-        assert one.expected_max_flows == other.expected_max_flows
-        assert one.max_bytes_over_even == pytest.approx(
-            other.max_bytes_over_even, rel=1e-3
-        )
-    (small,) = {one.flows for one in collisions(routes, counts)}
+        assert one["flows"] == other["flows"] == 4
+        assert one["max_flows"] == other["max_flows"]
+        assert one["expected_max_flows"] == other["expected_max_flows"]
+        assert one["over_even"] == pytest.approx(other["over_even"], rel=1e-3)
+    (small,) = {one["flows"] for one in collisions(routes, counts)}
     assert small == 48  # they are the traffic where there is no other
 
 
 def test_pairs_without_bytes_are_no_flows() -> None:
     made = leaf_spine(Hosts(number=4, nic_bytes_s=1.0), leaves=2)
-    routes = route(made, block(4, made.hosts))
+    routes = route(made)
     assert collisions(routes, np.zeros((4, 4))) == []
     sent = np.zeros((2, 4, 4))
     sent[1, 0, 3] = 9.0
     (one,) = collisions(routes, sent)
-    assert one.links == ("leaf0 -> spine0", "leaf0 -> spine1")
-    assert (one.flows, one.max_flows) == (1.0, 1.0)
-    assert one.probability_of_no_collision == pytest.approx(1.0)
-    assert one.max_bytes_over_even == 2.0
+    assert [made.links[link] for link in one["links"]] == [
+        *("leaf0 -> spine0", "leaf0 -> spine1")
+    ]
+    assert (one["flows"], one["max_flows"]) == (1.0, 1.0)
+    assert one["no_collision"] == pytest.approx(1.0)
+    assert one["over_even"] == 2.0
     with pytest.raises(FabricError, match="route by ecmp"):
-        collisions(route(made, block(4, made.hosts), routing="ideal"), sent)
+        collisions(route(made, routing="ideal"), sent)

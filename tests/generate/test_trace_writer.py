@@ -21,7 +21,7 @@ from moetraffic.generate import (
     write_synthetic_trace,
 )
 from moetraffic.generate.analog.analog import Analog
-from moetraffic.replay import make_plan
+from moetraffic.replay import operations
 from moetraffic.trace import PHASES, UNKNOWN_TIME, Trace
 
 Make = Callable[..., TrafficModel]
@@ -168,7 +168,7 @@ def test_a_generated_trace_goes_where_a_captured_one_goes(
     assert main(["generate", "synthetic.h5", "-o", "synthetic.h5"]) == 2
     assert "synthetic.h5 exists" in capsys.readouterr().err.replace("\n", " ")
     with Trace.open("synthetic.h5") as synthetic:
-        plan = make_plan(synthetic)
+        plan = operations(synthetic)
         for phase in PHASES:
             sent = synthetic.find(phase=phase, layer=1)
             replayed = plan.total_bytes[np.isin(plan.occurrence, sent)]

@@ -11,8 +11,8 @@ import pytest
 
 from moetraffic.errors import TraceError
 from moetraffic.interop import ImportOptions, import_files
-from moetraffic.interop.export import ExportOptions, export_trace
-from moetraffic.interop.export.chakra import content, delimited, number, text
+from moetraffic.interop.write import ExportOptions, export_trace
+from moetraffic.interop.write.chakra import content, delimited, number, text
 from moetraffic.trace import ALL_TO_ALL, PHASES, Group, Trace
 
 FEW = range(1, 3)

@@ -15,13 +15,12 @@ from moetraffic.cli import main
 from moetraffic.cli.traces import export as verb
 from moetraffic.data import path
 from moetraffic.errors import TraceError
-from moetraffic.interop.export import (
+from moetraffic.interop.write import (
     EXPORTERS,
     Exporter,
     ExportOptions,
     export_trace,
-    known_exporters,
-    registry,
+    exporter_names,
 )
 from moetraffic.trace import Trace
 
@@ -80,7 +79,7 @@ def test_an_installed_package_adds_a_format(
         "[moetraffic.exporters]\ntheirs = theirs:EXPORTER\nodd = theirs:ODD\n"
     )
     (tmp_path / "theirs.py").write_text(
-        "from moetraffic.interop.export import Exporter\n"
+        "from moetraffic.interop.write import Exporter\n"
         "def write(trace, path, options):\n"
         "    path.write_text(trace.meta.model)\n"
         "    return ['all but the name']\n"
@@ -88,7 +87,7 @@ def test_an_installed_package_adds_a_format(
         "    limits='none', suffix='.txt', write=write)\nODD = 1\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert {"theirs", "odd"} <= set(known_exporters())
+    assert {"theirs", "odd"} <= set(exporter_names())
     with Trace.open(GOLDEN) as trace:
         done = export_trace(trace, tmp_path / "a.txt", "theirs")
         assert done.files[0].read_text() == "moe-gpt"
@@ -145,7 +144,7 @@ def test_what_fails_half_way_leaves_what_was_there(
     )
     output = tmp_path / "run.csv"
     output.write_text("before")
-    monkeypatch.setitem(registry.EXPORTERS, "csv", broken)
+    monkeypatch.setitem(EXPORTERS, "csv", broken)
     with (
         Trace.open(GOLDEN) as trace,
         pytest.raises(TraceError, match=r"No space left on device\): make room"),
@@ -161,7 +160,7 @@ def test_what_fails_half_way_leaves_what_was_there(
 
 def test_the_list_names_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--to", "list", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)["tables"]["formats"]
     assert [one["format"] for one in told] == list(EXPORTERS)
     assert all(one["read_by"] and one["limits"] and one["output"] for one in told)
     assert verb.FORMATS.split(", ") == list(EXPORTERS)
@@ -177,9 +176,9 @@ def test_export_says_what_it_wrote_and_lost(
     asked += ["--iterations", "5:6", "--layers", "3", "--phase", "dispatch"]
     assert main([*asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["files"] == [str(output)]
-    assert told["bytes"] == output.stat().st_size
-    assert any("rank-local (self) traffic" in sentence for sentence in told["lost"])
+    assert told["tables"]["files"] == [{"file": str(output)}]
+    assert told["data"]["bytes"] == output.stat().st_size
+    assert any("rank-local (self) traffic" in sentence for sentence in told["notes"])
     assert main(asked) == 2
     assert "give --force" in capsys.readouterr().err
     assert main([*asked, "--force"]) == 0

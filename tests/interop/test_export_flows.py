@@ -18,7 +18,7 @@ from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.interop import ImportOptions as Reading
 from moetraffic.interop import import_files
-from moetraffic.interop.export import ExportOptions, export_trace
+from moetraffic.interop.write import ExportOptions, export_trace
 from moetraffic.trace import PHASES, ROUTING, Trace
 
 GOLDEN = path("golden.h5")

@@ -16,8 +16,8 @@ import pytest
 from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.interop import import_files
-from moetraffic.interop.export import ExportOptions, export_trace
-from moetraffic.interop.export.chakra import varint
+from moetraffic.interop.write import ExportOptions, export_trace
+from moetraffic.interop.write.chakra import varint
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 
 GOLDEN = path("golden.h5")

@@ -11,7 +11,7 @@ import pytest
 from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.interop import import_files
-from moetraffic.interop.export import ExportOptions, export_trace
+from moetraffic.interop.write import ExportOptions, export_trace
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
 GOLDEN = path("golden.h5")

@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as arrays
 from moetraffic import data
 from moetraffic.errors import TraceError
 from moetraffic.interop import FORMATS, ImportOptions, import_files
-from moetraffic.interop.export import ExportOptions as What
-from moetraffic.interop.export import export_trace
 from moetraffic.interop.importers import detect
+from moetraffic.interop.write import ExportOptions as What
+from moetraffic.interop.write import export_trace
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace
 
 # ---- Megatron-Core's router traces ------------------------------------------------
@@ -82,7 +82,10 @@ def test_what_router_traces_do_not_tell_is_said(tmp_path: Path) -> None:
         (decision(0, 1, 0, [["a", 1]]), "its top_indices the shape"),
         ('{"step": 0}\n', "has no valid step, layer or rank"),
         ("[1]\n", "which is no object"),
-        (decision(0, 1, 0, [[0, 1]])[:-20], "it is no JSON"),
+        (
+            decision(0, 1, 0, [[0, 1]])[:-20] + "x\n{}",
+            "it is no JSON .* at line 6, char",
+        ),
     ],
 )
 def test_wrong_decisions_are_refused(tmp_path: Path, line: str, said: str) -> None:
@@ -90,6 +93,40 @@ def test_wrong_decisions_are_refused(tmp_path: Path, line: str, said: str) -> No
     path.write_text(path.read_text() + line)
     with pytest.raises(TraceError, match=said):
         import_files([path])
+
+
+def test_layers_of_pipeline_stages_follow_each_other(tmp_path: Path) -> None:
+    """Two stages of two ranks and two layers, each of which has other experts."""
+    for rank in range(4):
+        stage = rank // 2
+        chosen = [[[stage * 2 + layer] * 2] for layer in (0, 1)]
+        lines = [decision(0, n, rank, ids) for n, ids in enumerate(chosen)]
+        (tmp_path / f"router_trace_rank{rank}.jsonl").write_text("".join(lines))
+    files = sorted(tmp_path.iterdir())
+    _, merged = import_files(files, options=ImportOptions(experts=4, ep=2, pp=2))
+    trace = merged.trace
+    assert trace.layers == (0, 1, 2, 3)
+    for layer in range(4):
+        demand = trace.demand(trace.find(operation=ROUTING, layer=layer))
+        assert demand.sum(axis=(0, 1)).tolist() == [4 * (e == layer) for e in range(4)]
+    _, merged = import_files(files, options=ImportOptions(experts=4))
+    assert merged.trace.layers == (0, 1)
+    assert "which number those of a stage (--pp)" in merged.trace.meta.inferred
+    with pytest.raises(TraceError, match="--pp is 3, with 4 ranks"):
+        import_files(files, options=ImportOptions(experts=4, pp=3))
+
+
+def test_a_cut_last_decision_is_missing_and_an_empty_file_has_none(
+    tmp_path: Path,
+) -> None:
+    first, second = routed(tmp_path)
+    whole = first.read_text()
+    first.write_text(whole + decision(9, 1, 0, [[0, 1]])[:-20])
+    second.write_text("")
+    _, merged = import_files([first, second])
+    assert f"the last record of {first.name} is cut" in merged.missing
+    assert merged.trace.meta.world == 2
+    assert 9 not in merged.trace.iterations
 
 
 # ---- NCCL Inspector ---------------------------------------------------------------
@@ -162,7 +199,7 @@ def test_a_message_of_two_sizes_is_a_contradiction(tmp_path: Path) -> None:
 # ---- matrices ---------------------------------------------------------------------
 
 
-def test_matrices_are_in_kib_as_nccl_tests_reads_them(tmp_path: Path) -> None:
+def test_matrices_are_in_kib_with_fractions_rounded_to_bytes(tmp_path: Path) -> None:
     path = tmp_path / "matrix.txt"
     path.write_text("# two steps\n0 2.9\n1  3\n\n4,5K\n6e1 1.5K # sizes\n")
     found, merged = import_files([path])
@@ -171,8 +208,11 @@ def test_matrices_are_in_kib_as_nccl_tests_reads_them(tmp_path: Path) -> None:
     assert "numbers read as KiB (--unit B for bytes)" in trace.meta.inferred
     assert trace.iterations.tolist() == [0, 1]
     sent = trace.wire(np.arange(2)).tolist()
-    assert sent[0] == [[0, 2048], [1024, 3072]]
+    assert sent[0] == [[0, 2970], [1024, 3072]]
     assert sent[1] == [[4096, 5120], [61440, 1536]]
+    with pytest.raises(TraceError, match=r"'2\.9', which is no whole number of bytes"):
+        import_files([path], options=ImportOptions(unit="B"))
+    path.write_text("0 2\n1 3.0\n")
     _, merged = import_files([path], options=ImportOptions(unit="B"))
     assert "KiB" not in merged.trace.meta.inferred
     assert merged.trace.wire(np.arange(1)).tolist() == [[[0, 2], [1, 3]]]

@@ -16,7 +16,7 @@ from moetraffic.interop import import_files
 from moetraffic.interop import kineto as profiles
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from moetraffic.trace.merge.merging import Merged
-from moetraffic.trace.model import Presence
+from moetraffic.trace.model import Presence, Source
 
 KINDS = {"profiler": "profile_rank*", "execution-trace": "et_rank*"}
 WIDE = 40
@@ -309,3 +309,71 @@ def test_an_execution_trace_does_not_cut(profiled: Path) -> None:
     assert row.tolist() == [(3 + to) % 7 * 32 for to in range(WIDE)]
     assert "ranks 0 to 2 recorded nothing" in merged.missing
     assert f"ranks 4 to {WIDE - 1} recorded nothing" in merged.missing
+
+
+def test_steps_without_marks_end_with_their_optimizers(
+    profiled: Path, tmp_path: Path
+) -> None:
+    """Two optimizers after each step, in place of ProfilerStep."""
+    for path in files(profiled, "profiler"):
+        profile = load(path)
+        marks = [e for e in profile["traceEvents"] if "ProfilerStep" in str(e["name"])]
+        rest = [e for e in profile["traceEvents"] if e not in marks]
+        for mark in marks[:3]:
+            end = mark["ts"] + mark["dur"]
+            for name, begin in (("SGD", end - 0.02), ("Adam", end - 0.01)):
+                step = {
+                    "name": f"Optimizer.step#{name}.step",
+                    "ts": begin,
+                    "dur": 0.005,
+                }
+                rest.append(mark | step)
+        profile["traceEvents"] = rest
+        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(profile))
+    _, marked = import_files(files(profiled, "profiler"))
+    _, merged = import_files(sorted(tmp_path.glob("profile*")))
+    trace = merged.trace
+    assert trace.iterations.tolist() == [0, 1, 2]
+    assert set(trace.steps.source.tolist()) == {Source.LINKED}
+    for iteration in range(3):
+        there = marked.trace.find(
+            operation=ALL_TO_ALL, iterations=f"{iteration}:{iteration + 1}"
+        )
+        here = trace.find(
+            operation=ALL_TO_ALL, iterations=f"{iteration}:{iteration + 1}"
+        )
+        assert len(here) == len(there)
+        assert trace.wire(here).sum() == marked.trace.wire(there).sum()
+
+
+def test_a_profile_that_is_merged_from_ranks_is_refused(
+    profiled: Path, tmp_path: Path
+) -> None:
+    first, second, *_ = files(profiled, "profiler")
+    merged = load(first)
+    for event in load(second)["traceEvents"]:
+        merged["traceEvents"].append(event | {"pid": f"[TP01] {event.get('pid')}"})
+    path = tmp_path / "merged-rank0.json"
+    path.write_text(json.dumps(merged))
+    with pytest.raises(TraceError, match="merged from several ranks"):
+        import_files([path])
+
+
+def test_calls_beside_an_operator_that_still_runs_are_kept(
+    profiled: Path, tmp_path: Path
+) -> None:
+    """Gloo's operators end late: torch writes the next ones as if inside them."""
+    for path in files(profiled, "execution-trace"):
+        written = load(path)
+        before = None
+        for node in sorted(written["nodes"], key=lambda node: node["id"]):
+            if node["name"].startswith("c10d::alltoall"):
+                if before is not None:
+                    node["ctrl_deps"] = before
+                before = node["id"]
+        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(written))
+    _, expected = import_files(files(profiled, "execution-trace"))
+    _, merged = import_files(sorted(tmp_path.glob("et*")))
+    there, here = calls(expected.trace), calls(merged.trace)
+    assert there.keys() == here.keys()
+    assert [v[-2:] for v in there.values()] == [v[-2:] for v in here.values()]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from moetraffic.errors import LayoutError
-from moetraffic.launch import RankEnvironment, current_rank, rendezvous
-from moetraffic.launch.environment import first_host
+from moetraffic.launch.environment import (
+    RankEnvironment,
+    current_rank,
+    first_host,
+    rendezvous,
+)
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SRUN = {

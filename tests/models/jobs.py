@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import moetraffic.capture.annotate as annotate
 from moetraffic.gating import Routing
-from moetraffic.launch import heartbeat
+from moetraffic.launch.board import OwnRow, State
 from moetraffic.models import GPT, MixtureOfExperts, ParameterSets, clip, connect, train
 from moetraffic.models.corpus import Corpus
 from moetraffic.models.layers.feedforward import FeedForward, LocalExperts
@@ -387,12 +387,14 @@ def program(
     steps, number = signal_after
     events: list[str] = []
 
-    def beat(event: str, operation: str = "", **fields: Any) -> None:
-        events.append(event)
-        if event == "step" and events.count("step") == steps:
+    def note(
+        row: OwnRow, place: str = "", state: State | None = None, **fields: Any
+    ) -> None:
+        events.append("step" if state is None else state.name)
+        if state is None and events.count("step") == steps:
             os.kill(os.getpid(), number)
 
-    heartbeat.send = beat
+    OwnRow.note = note  # type: ignore[method-assign,assignment]
     main = importlib.import_module("moetraffic.models.__main__")
     with redirect_stderr(StringIO()) as stderr:
         code = main.main()

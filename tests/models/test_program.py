@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from moetraffic.launch import heartbeat
+from moetraffic.launch.board import PATH as board_path
+from moetraffic.launch.board import Board, State
 from moetraffic.patterns import Layout, ModelShape, Training, Workload
 from moetraffic.trace import Trace
 
@@ -39,35 +39,30 @@ def workload(ranks: int, text: str, iterations: int = 3) -> str:
 
 
 @pytest.mark.slow
-def test_a_process_tells_its_steps(text: str) -> None:
-    reading, writing = os.pipe()
+def test_a_process_notes_its_steps(text: str) -> None:
+    board = Board()
     environment = {k: v for k, v in os.environ.items() if k not in LAUNCHERS}
-    environment[heartbeat.PIPE] = f"{writing}:{os.fstat(writing).st_ino}"
+    environment |= {board_path: board.path, "RANK": "0", "WORLD_SIZE": "1"}
+    environment["MOETRAFFIC_FILESTORE"] = f"{text}-store"
     environment["MOETRAFFIC_WORKLOAD"] = workload(1, text)
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "moetraffic.models"],
-            env=environment,
-            pass_fds=[writing],
-            capture_output=True,
-            timeout=100,
-            check=False,
-        )
-    finally:
-        os.close(writing)
-    with os.fdopen(reading) as lines:
-        told = [json.loads(line) for line in lines]
+    ended = subprocess.run(
+        [sys.executable, "-m", "moetraffic.models"],
+        env=environment,
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
-    assert [e["event"] for e in told] == ["start", "ready", *["step"] * 3, "done"]
-    steps = [e for e in told if e["event"] == "step"]
-    assert [e["operation"] for e in steps] == [f"iteration {i}" for i in range(3)]
-    assert all(4 < e["loss"] < 7 for e in steps)
+    (row,) = board.rows
+    assert (row["state"], row["done"]) == (State.DONE, 3)
+    assert row["place"] == b"iteration 2"
+    assert 4 < row["value"] < 7
 
 
 def test_two_ranks_train_and_leave_nothing_open(text: str, run_ranks: Run) -> None:
     for rank in run_ranks("program", 2, workload=workload(2, text)):
         assert rank["code"] == 0
-        assert rank["events"] == ["start", "ready", *["step"] * 3, "done"]
+        assert rank["events"] == ["STARTING", "READY", *["step"] * 3, "DONE"]
         assert not rank["left_open"]
 
 
@@ -87,7 +82,7 @@ def test_what_cannot_run_is_said_in_one_sentence(
     assert (rank["code"], rank["left_open"]) == (2, False)
     assert rank["stderr"].count("\n") == 1
     assert said in rank["stderr"]
-    assert rank["events"][-1] == "error"
+    assert rank["events"][-1] == "FAILED"
 
 
 @pytest.mark.slow
@@ -103,7 +98,7 @@ def test_a_signal_ends_the_ranks_and_keeps_what_was_captured(
     for rank in ranks:
         assert rank["code"] == 128 + number
         # nothing is called done, and nothing an error
-        assert rank["events"] == ["start", "ready", *["step"] * 20]
+        assert rank["events"] == ["STARTING", "READY", *["step"] * 20]
         assert not rank["left_open"]
     with Trace.open(path) as run:
         assert len(run.steps.iteration) == 20

@@ -10,7 +10,8 @@ from hypothesis import strategies as some
 from moetraffic.cli.workload import describe
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Layout, ModelShape, Training, Workload
-from moetraffic.patterns.layout import AXES, GROUP_KINDS, nested
+from moetraffic.patterns.layout import GROUP_KINDS, nested
+from moetraffic.patterns.rules import AXES
 from moetraffic.patterns.schedules import chunk_layers
 
 ORDERS = ["-".join(order) for order in permutations(AXES)]

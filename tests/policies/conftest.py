@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 
-from moetraffic.policies.exchange_series import ExchangeSeries
 from moetraffic.policies.policy import View
+from moetraffic.policies.series import ExchangeSeries
+from moetraffic.result import Result
 
 A = [[0, 6, 3, 1], [2, 0, 7, 1], [1, 3, 0, 6], [7, 1, 0, 0]]
 A_LATER = [[0, 5, 2, 3], [2, 0, 8, 0], [2, 3, 0, 5], [6, 2, 0, 0]]
@@ -51,3 +54,16 @@ def series(layers: dict[int, np.ndarray]) -> ExchangeSeries:
     return ExchangeSeries(
         name="drawn", phase="dispatch", iterations=np.arange(steps), layers=layers
     )
+
+
+def rows_of(result: Result) -> list[SimpleNamespace]:
+    """Return the scores of an evaluation with their times by iteration."""
+    times = result.data["by_iteration_s"]
+    return [
+        SimpleNamespace(**row, by_iteration_s=sums)
+        for row, sums in zip(result.rows("scores"), times, strict=True)
+    ]
+
+
+def by_name(result: Result) -> dict[tuple[str, str], SimpleNamespace]:
+    return {(s.policy, s.forecaster): s for s in rows_of(result)}

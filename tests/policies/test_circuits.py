@@ -9,25 +9,21 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from moetraffic.errors import FabricError
-from moetraffic.policies.circuits.birkhoff import (
+from moetraffic.policies.circuits import (
+    Rotation,
     Solstice,
     StaticMean,
     birkhoff,
+    regional,
 )
-from moetraffic.policies.circuits.regional import regional
-from moetraffic.policies.circuits.rotation import Rotation
-from moetraffic.policies.service.optical import (
+from moetraffic.policies.optical import (
     RESTS,
     HeldCircuits,
     Matchings,
     OpticalSwitch,
-    circuit_bound,
-    crossing,
-    line_bytes,
     max_weight_matchings,
-    serve_circuits,
-    violations,
 )
+from moetraffic.policies.service import crossing, line_bytes
 
 from .conftest import A_LATER, A, B, H, view_of
 
@@ -46,34 +42,27 @@ def test_birkhoff_terms_and_times() -> None:
     ]
     assert plan.room.tolist() == [6, 2, 1, 1]
     for delay in (0.0, 1.0, 2.0):
-        assert serve_circuits(A, plan, switch(delay)).completion_s == 10 + 4 * delay
+        assert switch(delay).serve(A, plan).completion_s == 10 + 4 * delay
     for matrix in (B, H):  # both reach the lower bound 10 + 2 delay
-        served = serve_circuits(matrix, birkhoff(matrix), switch())
-        assert served.completion_s == circuit_bound(matrix, switch()) == 12
+        served = switch().serve(matrix, birkhoff(matrix))
+        assert served.completion_s == switch().bound(matrix) == 12
 
 
 def test_a_stale_plan_and_each_way_to_send_its_rest() -> None:
     plan = birkhoff(A)
-    packets = {"packet_bytes_s": 0.1}
-    cases = {
-        "repeat": (switch(rest="repeat"), 42),
-        "packets after": (switch(rest="packets after", **packets), 34),
-        "packets": (switch(rest="packets", **packets), 20),
-    }
-    for one, seconds in cases.values():
-        found = serve_circuits(A_LATER, plan, one)
-        assert found.completion_s == pytest.approx(seconds)
-        assert (found.planned_bytes, found.rest_bytes) == (33, 5)
-    fresh = serve_circuits(A_LATER, birkhoff(A_LATER), switch())
+    beside = switch(rest="packets", packet_bytes_s=0.1).serve(A_LATER, plan)
+    assert beside.completion_s == pytest.approx(20)
+    assert (beside.planned_bytes, beside.rest_bytes) == (33, 5)
+    fresh = switch().serve(A_LATER, birkhoff(A_LATER))
     assert fresh.completion_s == 14
-    replanned = serve_circuits(A_LATER, plan, switch())
+    replanned = switch().serve(A_LATER, plan)
     assert 14 <= replanned.completion_s <= 42
 
 
 def test_max_weight_matchings_with_at_most_k() -> None:
     served = [
         [
-            serve_circuits(m, max_weight_matchings(A, most=k), switch()).planned_bytes
+            switch().serve(m, max_weight_matchings(A, most=k)).planned_bytes
             for m in (A, A_LATER)
         ]
         for k in (1, 2, 3)
@@ -81,7 +70,7 @@ def test_max_weight_matchings_with_at_most_k() -> None:
     assert served == [[26, 23], [34, 30], [37, 34]]
     every = max_weight_matchings(A)
     assert (every.room.sum(), len(every.room)) == (12, 4)
-    best = serve_circuits(A_LATER, max_weight_matchings(A_LATER, most=2), switch())
+    best = switch().serve(A_LATER, max_weight_matchings(A_LATER, most=2))
     assert best.planned_bytes == 32
 
 
@@ -95,7 +84,7 @@ def test_times_on_a_skewed_matrix_of_16_ranks() -> None:
     plan = max_weight_matchings(matrix)
     times = {0.0: 1.3404, 0.001: 1.3564, 0.01: 1.5004, 0.05: 2.1404}
     for delay, ratio in times.items():
-        found = serve_circuits(matrix, plan, switch(delay * phi))
+        found = switch(delay * phi).serve(matrix, plan)
         assert found.completion_s / phi == pytest.approx(ratio, abs=5e-5)
 
 
@@ -108,7 +97,7 @@ def test_solstice_stops_when_packets_carry_the_rest(
     hybrid = switch(packet_bytes_s=rate, rest="packets")
     plan = Solstice().plan(view_of(A, hybrid))
     assert len(plan.room) == circuits
-    found = serve_circuits(A, plan, hybrid)
+    found = hybrid.serve(A, plan)
     assert (found.completion_s, found.rest_bytes) == (seconds, rest)
 
 
@@ -134,11 +123,11 @@ def test_regional_circuits(
     assert [tuple(p) for p in np.argwhere(np.triu(number)).tolist()] == pairs
     plan = HeldCircuits(number=number)
     fast = switch(0, circuits=circuits, packet_bytes_s=1e9, rest="packets")
-    found = serve_circuits(A, plan, fast)
+    found = fast.serve(A, plan)
     assert (found.completion_s, found.rest_bytes) == (seconds, rest)
     slow = switch(0, circuits=circuits, packet_bytes_s=0.1, rest="packets")
     expected = max(seconds, line / 0.1)
-    assert serve_circuits(A, plan, slow).completion_s == pytest.approx(expected)
+    assert slow.serve(A, plan).completion_s == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +135,22 @@ def test_regional_circuits(
 )
 def test_rotation(slot: float, delay: float, seconds: float) -> None:
     plan = Rotation(slot=slot).plan(view_of(A, switch(delay)))
-    found = serve_circuits(A, plan, switch(delay))
+    found = switch(delay).serve(A, plan)
     assert found.completion_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 9])
+def test_two_hops_take_twice_the_bound_on_a_single_shift(ranks: int) -> None:
+    """Where plain rotation waits for one shift of W - 1."""
+    shift = 1e3 * np.roll(np.eye(ranks), 1, axis=1)
+    on = switch(1e-6)
+    plain, relayed = (
+        on.serve(shift, Rotation(two_hops=hops, slot=20).plan(view_of(shift, on)))
+        for hops in (False, True)
+    )
+    assert plain.completion_s / 1e3 == pytest.approx(ranks - 1, rel=0.06)
+    assert relayed.completion_s / 1e3 == pytest.approx(2 - 2 / ranks, rel=0.2)
+    assert relayed.planned_bytes + relayed.rest_bytes == relayed.demand_bytes
 
 
 def test_rotation_ignores_where_the_bytes_are() -> None:
@@ -168,9 +171,9 @@ def test_static_mean_never_plans_again() -> None:
 
 def test_the_window_hides_the_first_reconfiguration_only() -> None:
     plan = birkhoff(B)
-    full = serve_circuits(B, plan, switch(3)).completion_s
-    assert serve_circuits(B, plan, switch(3, window_s=2)).completion_s == full - 2
-    assert serve_circuits(B, plan, switch(3, window_s=9)).completion_s == full - 3
+    full = switch(3).serve(B, plan).completion_s
+    assert switch(3, window_s=2).serve(B, plan).completion_s == full - 2
+    assert switch(3, window_s=9).serve(B, plan).completion_s == full - 3
 
 
 MATRICES = arrays(np.int64, (5, 5), elements=st.integers(0, 50))
@@ -186,12 +189,12 @@ def test_nothing_is_lost_and_nothing_is_faster_than_the_bound(
     plans = [birkhoff(guess), max_weight_matchings(guess)]
     plans += [Solstice().plan(view_of(guess, on)), Rotation().plan(view_of(guess, on))]
     for plan in plans:
-        assert violations(plan, 5, on) == ""
-        found = serve_circuits(truth, plan, on)
+        assert on.check(plan, np.zeros((5, 5))) == ""
+        found = on.serve(truth, plan)
         assert found.planned_bytes + found.rest_bytes == found.demand_bytes
         assert found.demand_bytes == crossing(truth).sum()
-        assert found.completion_s >= circuit_bound(truth, on) * (1 - 1e-9)
-    known = serve_circuits(truth, birkhoff(truth), on)
+        assert found.completion_s >= on.bound(truth) * (1 - 1e-9)
+    known = on.serve(truth, birkhoff(truth))
     assert known.rest_bytes == 0
 
 
@@ -209,12 +212,12 @@ def test_nothing_is_lost_and_nothing_is_faster_than_the_bound(
 )
 def test_impossible_plans(plan: object, why: str) -> None:
     on = switch(packet_bytes_s=1)
-    assert why in violations(plan, 3, on)
+    assert why in on.check(plan, np.zeros((3, 3)))
 
 
 def test_held_circuits_need_packets() -> None:
     plan = HeldCircuits(number=np.zeros((3, 3), int))
-    assert "packet switch" in violations(plan, 3, switch())
+    assert "packet switch" in switch().check(plan, np.zeros((3, 3)))
 
 
 def test_impossible_switches() -> None:

@@ -9,23 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.policies.evaluation import evaluate
-from moetraffic.policies.exchange_series import ExchangeSeries
-from moetraffic.policies.scores import PolicyScore, difference
-from moetraffic.policies.service.optical import OpticalSwitch, crossing, line_bytes
+from moetraffic.policies.bench import longer
+from moetraffic.policies.evaluate import evaluate
+from moetraffic.policies.optical import OpticalSwitch
+from moetraffic.policies.series import ExchangeSeries
+from moetraffic.policies.service import crossing, line_bytes
 
-from .conftest import counts, series
+from .conftest import by_name, counts, rows_of, series
 
 LINKS = ("oracle", "chosen", "persistence", "none")
 
 
-def by_name(scores: tuple[PolicyScore, ...]) -> dict[tuple[str, str], PolicyScore]:
-    return {(s.policy, s.forecaster): s for s in scores}
-
-
-def sign(one: PolicyScore, other: PolicyScore) -> int:
+def sign(score: Any, other: Any) -> int:
     """Return -1 if the first is faster, 1 if slower, 0 if the interval has 0."""
-    gap = difference(one, other)
+    gap = longer(score.by_iteration_s, other.by_iteration_s, span=1)
     return int(gap.low > 0) - int(gap.high < 0)
 
 
@@ -60,7 +57,7 @@ def order(
         forecasters=["persistence", "chosen"],
         most=steps,
     )
-    score = by_name(found.scores)
+    score = by_name(found)
     signs = {}
     for policy in policies:
         score[policy, "none"] = score["rotation", "none"]
@@ -90,13 +87,13 @@ def test_order_on_a_persistent_process_without_delay() -> None:
         networks={"optical": OpticalSwitch(rate_bytes_s=1e9, delay_s=0)},
         forecasters=["persistence"],
     )
-    assert found.failures == ()
-    score = by_name(found.scores)
+    assert found.data["failures"] == []
+    score = by_name(found)
     oracle, last = score["birkhoff", "oracle"], score["birkhoff", "persistence"]
-    assert oracle.over_bound.value == pytest.approx(1)
-    assert last.regret.low > 0
-    assert difference(last, score["rotation", "none"]).high < 0
-    assert min(s.over_bound.low for s in found.scores) >= 1 - 1e-9
+    assert oracle.over_bound == pytest.approx(1)
+    assert last.regret_low > 0
+    assert sign(last, score["rotation", "none"]) < 0
+    assert min(s.over_bound_low for s in rows_of(found)) >= 1 - 1e-9
 
 
 def false_wins(rng: np.random.Generator, cases: int) -> Counter[int]:
@@ -108,7 +105,7 @@ def false_wins(rng: np.random.Generator, cases: int) -> Counter[int]:
         found = evaluate(
             series({0: sent}), ["max-weight"], forecasters=["persistence", "shuffled"]
         )
-        score = by_name(found.scores)
+        score = by_name(found)
         pair = (score["max-weight", name] for name in ("persistence", "shuffled"))
         signs[sign(*pair)] += 1
     return signs
@@ -125,12 +122,8 @@ def test_a_regime_switch_shows_in_the_age() -> None:
     two = [counts(rng, steps=1, stay=0.5, spread=1.5)[0] for _ in range(2)]
     # the regime changes every 8 iterations; a plan 8 old is of the other one
     x = np.array([two[t // 8 % 2] for t in range(48)])
-    asked: dict[str, Any] = {"forecasters": ["persistence"], "ages": (4, 8)}
+    asked: dict[str, Any] = {"forecasters": ["persistence"], "age": (1, 4, 8)}
     found = evaluate(series({0: x}), ["birkhoff"], **asked)
-    by_age = {
-        s.age: s.regret.value
-        for s in (*found.scores, *found.by_age)
-        if s.forecaster == "persistence"
-    }
+    by_age = {s.age: s.regret for s in rows_of(found) if s.forecaster == "persistence"}
     assert 0 < by_age[1] < by_age[4] < by_age[8]
     assert by_age[8] == pytest.approx(8 * by_age[1], rel=0.35)

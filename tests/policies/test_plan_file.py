@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +12,14 @@ import pytest
 from moetraffic import Trace, load_fabric
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
-from moetraffic.policies.evaluation import OPTICAL, evaluate
+from moetraffic.policies.bench import SERVED
+from moetraffic.policies.cluster import Cluster
+from moetraffic.policies.evaluate import evaluate
+from moetraffic.policies.networks import OPTICAL
+from moetraffic.policies.packets import PacketNetwork
 from moetraffic.policies.plan_file import plan_file
-from moetraffic.policies.service.cluster import Cluster
-from moetraffic.policies.service.packet_network import PacketNetwork
-from tests.cli.printed import unwrapped
+
+from .conftest import rows_of
 
 
 @pytest.fixture
@@ -27,62 +30,42 @@ def trace(tmp_path: Path) -> Path:
     return tmp_path / "run.h5"
 
 
+def served(trace: Path, plans: Path) -> list[SimpleNamespace]:
+    return rows_of(evaluate(trace, ["rotation", plan_file(plans)]))
+
+
 def test_a_schedule_is_evaluated_as_static_plans(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = trace.with_name("circuits.json")
-    assert main(["schedule", str(trace), "-o", str(made)]) == 0
+    asked = ["schedule", str(trace), "--iterations", "0:10", "-o", str(made)]
+    assert main(asked) == 0
+    _, row = served(trace, made)
+    assert (row.policy, row.forecaster) == ("circuits.json", "none")
+    # two ranks have one matching; the mean matrix carries most bytes
+    assert row.reconfigurations == 1
+    assert row.served_share > 0.7
     capsys.readouterr()
     asked = ["evaluate", str(trace), "--policy", "rotation", "--plan", str(made)]
-    assert main([*asked, "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert [s["policy"] for s in run["scores"]] == ["rotation", "circuits.json"]
-    # two ranks have one matching; the mean matrix carries most bytes
-    assert run["scores"][1]["reconfigurations"] == 1
-    assert run["scores"][1]["served_share"] > 0.7
     assert main(asked) == 0
-    bound = run["scores"][1]["over_bound"]["value"]
-    shown = capsys.readouterr().out
-    assert f"circuits.json on optical: {bound:.3g} times the bound." in shown
+    assert "circuits.json" in capsys.readouterr().out
 
 
-def test_a_plan_that_knows_the_served_iterations_is_not_ranked(
-    trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_made_from_the_served_iterations_is_not_ranked(trace: Path) -> None:
     made = trace.with_name("circuits.json")
-    asked = ["evaluate", str(trace), "--policy", "rotation", "--plan", str(made)]
-    known = "planned from iterations 0:20, of which 10:20 are served: not a forecast"
-    for chosen, told in (([], True), (["--iterations", "0:10"], False)):
-        ran = ["schedule", str(trace), "-o", str(made), "--force", *chosen]
-        assert main(ran) == 0
-        printed = unwrapped(capsys.readouterr().out)
-        assert ("give --iterations 0:10." in printed) == told
-        assert main(asked) == 0
-        verdict = " ".join(capsys.readouterr().out.splitlines())
-        assert (known in verdict) == told
-        assert ("rotation is the only one scored" in verdict) == told
-        ranked = re.search("(fastest|lowest mean completion time of those)", verdict)
-        assert (ranked is None) == told
-        assert "circuits.json on optical: " in verdict  # scored in both cases
-    # a plan of another run, or of unknown iterations, is ranked
-    plan = json.loads(made.read_text()) | {"file": "other.h5"}
-    del plan["digest"]  # as in plans of earlier releases
-    plan["exchanges"][0]["iterations"] = [0, 20]
-    made.write_text(json.dumps(plan))
-    assert not evaluate(Trace.open(trace), [plan_file(made)]).informed
-    del plan["exchanges"][0]["iterations"]
-    made.write_text(json.dumps(plan | {"file": str(trace)}))
-    assert not evaluate(Trace.open(trace), [plan_file(made)]).informed
-
-
-def test_a_plan_knows_its_run_by_content(trace: Path, tmp_path: Path) -> None:
-    made = tmp_path / "circuits.json"
     assert main(["schedule", str(trace), "-o", str(made)]) == 0
-    moved = trace.rename(tmp_path / "moved.h5")
-    assert evaluate(Trace.open(moved), [plan_file(made)]).informed
+    result = evaluate(trace, ["rotation", plan_file(made)])
+    assert rows_of(result)[1].forecaster == SERVED
+    assert "rotation is the only policy ranked" in result.verdict[0]
+    assert "circuits.json was planned from iterations that it serves" in " ".join(
+        result.verdict
+    )
+    # a run is known by its content, not by its name
+    moved = trace.rename(trace.with_name("moved.h5"))
+    assert served(moved, made)[1].forecaster == SERVED
     other = np.random.default_rng().multinomial(64, np.full(4, 0.25), size=(20, 1, 2))
-    Trace.from_arrays(other, row_bytes=4096).save(trace)  # of the name of the first
-    assert not evaluate(Trace.open(trace), [plan_file(made)]).informed
+    Trace.from_arrays(other, row_bytes=4096).save(trace)
+    assert served(trace, made)[1].forecaster == "none"
 
 
 def test_a_placement_in_a_file(trace: Path) -> None:
@@ -90,11 +73,10 @@ def test_a_placement_in_a_file(trace: Path) -> None:
     plan = {"experts": [0, 1, 2, 3], "ranks": [1, 0, 1, 0]}
     path.write_text(json.dumps({"family": "placement", "layers": {"*": plan}}))
     found = evaluate(Trace.open(trace), [plan_file(path), "contiguous"])
-    assert [s.policy for s in found.scores] == ["experts.json", "contiguous"]
+    assert [s.policy for s in rows_of(found)] == ["experts.json", "contiguous"]
     path.write_text(json.dumps({"family": "placement", "layers": {"7": plan}}))
-    found = evaluate(Trace.open(trace), [plan_file(path), "contiguous"])
-    (sentence,) = found.failures
-    assert "none for this layer" in sentence
+    with pytest.raises(AnalysisError, match="none for this layer"):
+        evaluate(Trace.open(trace), [plan_file(path), "contiguous"])
 
 
 def test_each_kind_of_plan_in_a_file(trace: Path) -> None:
@@ -115,12 +97,12 @@ def test_each_kind_of_plan_in_a_file(trace: Path) -> None:
     networks = {
         "optical": OPTICAL,
         "cluster": Cluster(rate_bytes_s=1e9),
-        "single": PacketNetwork(topology=fabric.topology, slots=fabric.slots),
+        "single": PacketNetwork(network=fabric),
     }
     found = evaluate(Trace.open(trace), made, networks=networks)
-    assert found.failures == ()
-    assert [s.policy for s in found.scores] == [f"{n}.json" for n in range(5)]
-    assert all(s.completion_mean_s > 0 for s in found.scores)
+    assert found.data["failures"] == []
+    assert [s.policy for s in rows_of(found)] == [f"{n}.json" for n in range(5)]
+    assert all(s.completion_mean_s > 0 for s in rows_of(found))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"family": "x", "layers": {}}'])

@@ -1,4 +1,4 @@
-"""Traces with known bytes, and ranks that fail on purpose."""
+"""Traces with known bytes, plans of them, and ranks that are forked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,14 @@ import pytest
 import torch
 
 from moetraffic.errors import ReplayError
-from moetraffic.launch import RankEnvironment, heartbeat, rank_monitor
-from moetraffic.launch.rank_process import RankProcess
-from moetraffic.replay import make_plan
-from moetraffic.replay.__main__ import main
-from moetraffic.replay.local import replay
-from moetraffic.replay.plan.program import Timing
-from moetraffic.replay.request import Request
-from moetraffic.replay.results.result import Replay
+from moetraffic.launch import board, ranks
+from moetraffic.launch.environment import FILE_STORE, PARENT, RankEnvironment
+from moetraffic.replay.options import Options
+from moetraffic.replay.plan.operations import Plan, operations
+from moetraffic.replay.plan.program import Program, Timing, programs
+from moetraffic.replay.rank import main
+from moetraffic.replay.run import replay
+from moetraffic.result import Result
 from moetraffic.trace.model import (
     Group,
     Meta,
@@ -39,6 +37,14 @@ from moetraffic.trace.model import (
 )
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
+
+
+def planned(
+    trace: Trace, *, of: Collection[int] | None = None, **options: Any
+) -> tuple[Plan, dict[int, Program]]:
+    """Plan of a trace, and the programs of some ranks, or of all."""
+    plan = operations(trace, **options)
+    return plan, programs(trace, plan, range(plan.world) if of is None else of)
 
 
 def make_trace(
@@ -161,7 +167,7 @@ def toy_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 LAUNCHER = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("MOETRAFFIC_FILESTORE", "MOETRAFFIC_HEARTBEAT", "MOETRAFFIC_COUNTERS"),
+    *(FILE_STORE, PARENT, board.PATH),
 )
 
 
@@ -171,199 +177,150 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LAUNCHER:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(board, "_own", None)
     torch.set_num_threads(1)
 
 
-def fork(environment: dict[str, str], work: Callable[[], int], stderr: int) -> int:
-    """Fork a process that does the work, with this environment; returns its id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 99
-    try:
-        os.setsid()
-        os.dup2(stderr, 2)
-        faulthandler.disable()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - for the rank's life
-        code = work()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 class Child:
-    """What RankProcess uses of subprocess.Popen."""
+    """A forked process, with what the launcher uses of ``subprocess.Popen``."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, environment: Mapping[str, str], work: Callable[[], Any]) -> None:
+        read, write = os.pipe()
         self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            os.close(write)
+            self.stderr = open(read, errors="replace")  # noqa: SIM115
+            return
+        code = 99
+        try:
+            os.setsid()
+            os.dup2(write, 2)
+            faulthandler.disable()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.environ.clear()
+            os.environ.update(environment)
+            board._own = None
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - for its life
+            work()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
 
     def wait(self) -> int:
         if self.returncode is None:
-            status = os.waitpid(self.pid, 0)[1]
-            self.returncode = os.waitstatus_to_exitcode(status)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
 
-Fault = Callable[[int, list[str]], None]
-
-
 @pytest.fixture
-def replay_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[..., Replay]]:
-    """Replay with a fault: ``fault(rank, arguments)`` runs in each rank beforehand."""
+def replay_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Result]]:
+    """Replay with a fault: ``fault(rank, settings)`` runs in each rank beforehand.
+
+    ``settings`` is the file of the options.
+    """
     pids: list[int] = []
 
-    def run(trace: Path, fault: Fault | None = None, **options: Any) -> Replay:
-        class ForkedRank(RankProcess):
-            def __init__(
-                self,
-                command: Sequence[str],
-                environment: dict[str, str],
-                inherited: Sequence[int],
-            ) -> None:
-                read, write = os.pipe()
+    def run(
+        trace: Path, fault: Callable[[int, Path], None] | None = None, **options: Any
+    ) -> Result:
+        def start(command: Sequence[str], environment: Mapping[str, str]) -> Child:
+            assert command[:2] == ["-m", "moetraffic.replay.rank"]
 
-                def work() -> int:
-                    arguments = list(command[3:])
-                    assert command[1:3] == ["-m", "moetraffic.replay"]
-                    if fault is not None:
-                        fault(int(os.environ["RANK"]), arguments)
-                    return main(arguments)
+            def work() -> None:
+                if fault is not None:
+                    fault(int(os.environ["RANK"]), Path(command[2]))
+                main(*command[2:])
 
-                self._process = Child(fork(environment, work, write))
-                os.close(write)
-                self.stderr = open(read, "rb", buffering=0)  # noqa: SIM115
-                os.set_blocking(read, False)
-                self._lines = deque(maxlen=60)
-                self._unfinished = b""
-                pids.append(self.pid)
+            child = Child(environment, work)
+            pids.append(child.pid)
+            return child
 
-        monkeypatch.setattr(rank_monitor, "RankProcess", ForkedRank)
+        monkeypatch.setattr(ranks, "start", start)
         options.setdefault("timeout_s", 30.0)
         nproc = options.pop("nproc", None)
-        return replay(Request(trace=trace, **options), nproc=nproc)
+        return replay(Options(trace=trace, **options), nproc=nproc)
 
     yield run
     for pid in pids:
         assert not Path(f"/proc/{pid}").exists()
 
 
-def written(found: Any) -> Any:
-    """What a rank found, as JSON can say it."""
-    if isinstance(found, list):
-        return [written(each) for each in found]
-    if isinstance(found, tuple):
-        return {"tuple": [written(each) for each in found]}
-    if isinstance(found, dict):
-        return {"dict": [[written(k), written(v)] for k, v in found.items()]}
-    if isinstance(found, np.ndarray):
-        return {"array": found.tolist(), "dtype": str(found.dtype)}
-    if isinstance(found, Timing):
-        return {
-            "timing": {f.name: written(getattr(found, f.name)) for f in fields(found)}
-        }
-    if isinstance(found, ReplayError):
-        return {"refused": str(found)}
-    if isinstance(found, Exception):
-        return {"failed": "".join(traceback.format_exception(found))}
-    return found
-
-
-def read(told: Any) -> Any:
-    """The same again; what failed otherwise than by a ReplayError fails the test."""
-    if isinstance(told, list):
-        return [read(each) for each in told]
-    if not isinstance(told, dict):
-        return told
-    assert "failed" not in told, told["failed"]
-    if "tuple" in told:
-        return tuple(read(each) for each in told["tuple"])
-    if "dict" in told:
-        return {read(key): read(value) for key, value in told["dict"]}
-    if "array" in told:
-        return np.array(told["array"], told["dtype"])
-    if "timing" in told:
-        return Timing(**{name: read(value) for name, value in told["timing"].items()})
-    return ReplayError(told["refused"])
+def plain(value: Any) -> Any:
+    """What a rank returns, as JSON can say it."""
+    if isinstance(value, Timing):
+        return {name: array.tolist() for name, array in vars(value).items()}
+    if isinstance(value, ReplayError):
+        return {"refused": str(value)}
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 @pytest.fixture
 def forked(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
-    """Run ``work(rank_env)`` on several ranks; returns what each returns or is refused.
+    """Run ``work(rank_env)`` on several ranks; what each returns, as JSON holds it.
 
-    With ``ends`` ranks may end as they like, and nothing is returned.
+    Errors are returned too: of ReplayErrors the text, others fail the test.
     """
-    pids: list[int] = []
+    children: list[Child] = []
 
-    def run(
-        world: int,
-        work: Callable[[RankEnvironment], Any],
-        *,
-        ends: bool = False,
-        **more: str,
-    ) -> list[Any]:
-        results = [tmp_path / f"result-{len(pids)}-{r}" for r in range(world)]
-        store = tmp_path / f"store-{len(pids)}"
-        mine = []
+    def run(world: int, work: Callable[[RankEnvironment], Any]) -> list[Any]:
+        results = [tmp_path / f"result-{len(children)}-{r}" for r in range(world)]
+        store = tmp_path / f"store-{len(children)}"
+        started = []
         for rank in range(world):
 
-            def one(rank: int = rank) -> int:
+            def one(rank: int = rank) -> None:
                 try:
-                    found = work(RankEnvironment(rank, world, rank))
-                except Exception as error:
-                    found = error
-                results[rank].write_text(json.dumps(written(found)))
-                return 0
+                    value = work(RankEnvironment(rank, world, rank))
+                except ReplayError as error:
+                    value = error
+                results[rank].write_text(json.dumps(value, default=plain))
 
-            environment = {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "MOETRAFFIC_FILESTORE": str(store),
-                **more,
-            }
-            mine.append(fork(environment, one, 2))
-        pids.extend(mine)
-        until = time.monotonic() + 60
-        while any(Path(f"/proc/{pid}").exists() for pid in mine):
-            for pid in mine:
-                if pid in pids and os.waitpid(pid, os.WNOHANG)[0]:
-                    pids.remove(pid)
-            assert time.monotonic() < until, "ranks hang"
+            env = {"RANK": str(rank), "WORLD_SIZE": str(world), FILE_STORE: str(store)}
+            started.append(Child({**os.environ, **env}, one))
+        children.extend(started)
+        until_s = time.monotonic() + 60
+        while any(child.returncode is None for child in started):
+            for child in started:
+                if child.returncode is None:
+                    pid, status = os.waitpid(child.pid, os.WNOHANG)
+                    if pid:
+                        child.returncode = os.waitstatus_to_exitcode(status)
+            assert time.monotonic() < until_s, "ranks hang"
             time.sleep(0.01)
-        return [] if ends else [read(json.loads(r.read_text())) for r in results]
+        said = [child.stderr.read() for child in started]
+        assert [child.returncode for child in started] == [0] * world, said
+        return [json.loads(r.read_text()) for r in results]
 
     yield run
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    for child in children:
+        if child.returncode is None:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+        child.stderr.close()
 
 
 class Tripwire:
     """A rank's counter of operations, that does something before the n-th."""
 
     def __init__(self, counter: Any, n: int, then: Callable[[], object]) -> None:
-        self.counter, self.at, self.then = counter, 2 * n + 1, then
+        self.counter, self.entered, self.then = counter, 2 * n + 1, then
 
-    def __getitem__(self, at: int) -> Any:
-        return self.counter[at]
+    def __getitem__(self, index: int) -> Any:
+        return self.counter[index]
 
-    def __setitem__(self, at: int, value: int) -> None:
-        self.counter[at] = value
-        if value == self.at:
+    def __setitem__(self, index: int, value: int) -> None:
+        self.counter[index] = value
+        if value == self.entered:
             self.then()
 
 
@@ -372,17 +329,7 @@ def at_operation() -> Callable[[int, Callable[[], object]], None]:
     """Make this rank do something when it enters its n-th operation of all passes."""
 
     def set_up(n: int, then: Callable[[], object]) -> None:
-        plain = heartbeat.counter
-        heartbeat.counter = lambda: Tripwire(plain(), n, then)  # type: ignore
+        row = board.own()
+        row.counter = Tripwire(row.counter, n, then)  # type: ignore[assignment]
 
     return set_up
-
-
-@pytest.fixture
-def named() -> Callable[[Trace, int, int], str]:
-    """How a rank's n-th operation is called, counted from the verification."""
-
-    def name(trace: Trace, rank: int, n: int) -> str:
-        return make_plan(trace).counted_name(rank, n, verified=True)
-
-    return name

@@ -18,8 +18,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from fabric import bounds_s  # noqa: E402
 
-from moetraffic.fabric.named import load_fabric  # noqa: E402
-from moetraffic.replay.results.lower_bound import busiest_s  # noqa: E402
+from moetraffic.fabric import load_fabric  # noqa: E402
+from moetraffic.replay.results.bound import busiest_s  # noqa: E402
 
 
 def lacking() -> str:

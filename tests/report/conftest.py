@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moetraffic.data import path
-from moetraffic.fabric.named import Network, load_fabric
+from moetraffic.fabric import Network, load_fabric
 from moetraffic.report.page import Content, content
 from moetraffic.trace import UNKNOWN_TIME, Trace
 from moetraffic.trace.model import CLOCK

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from moetraffic.analysis.exchange import exchanges
 from moetraffic.data import path
-from moetraffic.fabric.named import Network
+from moetraffic.fabric import Network
 from moetraffic.report.chart import Chart, Missing
 from moetraffic.report.page import Content, content, document
 from moetraffic.report.page.document import data_text
@@ -134,7 +134,7 @@ def test_every_figure_says_its_source_and_units(shown: Content) -> None:
     charts = [p for p in parts(shown) if isinstance(p, Chart)]
     assert {c.key for c in charts} >= {
         *("load", "evenness", "loads", "timeline", "complexity"),
-        *("bottleneck", "links", "circuits"),
+        *("bottleneck", "links"),
     }
     for each in charts:
         assert len(each.source) > 40

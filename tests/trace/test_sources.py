@@ -10,8 +10,7 @@ import numpy as np
 
 from moetraffic.data import path
 from moetraffic.interop import import_trace
-from moetraffic.interop.export import export_trace
-from moetraffic.interop.export.exporter import ExportOptions
+from moetraffic.interop.write import ExportOptions, export_trace
 from moetraffic.report.views.info import info
 from moetraffic.trace import PHASES, ROUTING, Site, Source, Trace
 from moetraffic.trace.merge import log_format as log

@@ -5,8 +5,8 @@ points of the group ``torch.backends``; the folder's ``dist-info`` declares
 :func:`attach` as one.  Nothing of moetraffic is imported until a process group exists;
 then :mod:`moetraffic.capture.attached_recorder` records it.
 
-Environment variables configure the hook; :mod:`moetraffic.launch.hook_environment`
-sets them, and docs/run.md describes them.
+Environment variables configure the hook; :mod:`moetraffic.capture.command` sets them,
+and docs/run.md describes them.
 """
 
 from __future__ import annotations

@@ -2,123 +2,145 @@
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from moetraffic.cli.output import Printing, printed, refuse_format
+from moetraffic.cli.show import (
+    AllTables,
+    AsJson,
+    Force,
+    NoTitle,
+    Only,
+    Output,
+    Plot,
+    Width,
+    draw,
+    show,
+)
 from moetraffic.errors import FabricError
-from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import (
     Algorithm,
-    Force,
     Iterations,
     Operations,
-    Plot,
     TraceFile,
     on_command_line,
     operation_names,
-    option,
     positive_numbers,
 )
 from moetraffic.trace import Trace
-from moetraffic.units import bytes_per_second
 
 TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
 """For the help; fabric.named, which also has them, takes long to import."""
 
 NETWORK, TRAFFIC = "Network", "Traffic"
 
-PARTS = ("network", "times", "links", "slowest", "collisions")
+
+def _network(help: str, shown: str | None = None, **more: Any) -> Any:
+    """Describe an option of the network."""
+    if shown is not None:
+        more["show_default"] = shown
+    return Option(help=help, rich_help_panel=NETWORK, **more)
 
 
-@printed(PARTS, plot=Plot)
 def fabric(
-    ctx: typer.Context,
+    context: typer.Context,
     trace: TraceFile,
-    topology: str = option(
-        "leaf-spine",
-        f"Topology: {', '.join(TOPOLOGIES)}, or a JSON file of a network.",
-        panel=NETWORK,
-    ),
-    hosts: int | None = option(
-        None, "Number of hosts.", panel=NETWORK, shown="as many as ranks need"
-    ),
-    ranks_per_host: int = option(1, "Number of ranks per host.", panel=NETWORK),
-    nics: int | None = option(
-        None, "Number of NICs per host.", panel=NETWORK, shown="one per rank"
-    ),
-    capacity: float = option(
-        "400Gbps",
-        "Capacity of a NIC, or of a torus's links, each way: 400Gbps, 50GB/s.",
-        panel=NETWORK,
-        read=bytes_per_second,
-    ),
-    inside: float = option(
-        "450GB/s",
-        "Capacity of a rank's link inside a host, each way.",
-        panel=NETWORK,
-        read=bytes_per_second,
-    ),
-    leaves: int | None = option(
-        None, "Number of leaves, or pods of rails.", panel=NETWORK, shown="2; 1 pod"
-    ),
-    spines: int | None = option(
-        None,
-        "Number of spines.",
-        panel=NETWORK,
-        shown="uplinks about as fast as NICs",
-        min=1,
-    ),
-    oversubscription: str | None = option(
-        None,
-        "Ratio of a leaf's downlink to uplink capacity; several are compared: 1,2,4.",
-        panel=NETWORK,
-        shown="1",
-    ),
-    forwarding: str | None = option(
-        None, "NIC selection for rails: own or rail.", panel=NETWORK, shown="rail"
-    ),
-    ports: int | None = option(
-        None,
-        "Number of ports of a fat-tree's switch.",
-        panel=NETWORK,
-        shown="the fewest that fit",
-    ),
-    shape: str | None = option(
-        None,
-        "Shape of a torus: 4x4x2; of a dragonfly: hosts per router x routers x "
-        "global links.",
-        panel=NETWORK,
-    ),
-    slots: str = option(
-        "block",
-        "Ranks on hosts: block, strided, or slots separated by commas.",
-        panel=TRAFFIC,
-    ),
-    routing: str = option(
-        "ecmp",
-        "Routing: ecmp, ideal (even split over shortest paths) or shortest.",
-        panel=TRAFFIC,
-    ),
-    flows: int = option(
-        1, "Number of ECMP flows of a pair of ranks.", panel=TRAFFIC, min=1
-    ),
-    seed: int = option(0, "Random seed of ECMP's hash.", panel=TRAFFIC, min=0),
+    topology: Annotated[
+        str,
+        _network(f"Topology: {', '.join(TOPOLOGIES)}, or a JSON file of a network."),
+    ] = "leaf-spine",
+    hosts: Annotated[
+        int | None, _network("Number of hosts.", "as many as ranks need")
+    ] = None,
+    ranks_per_host: Annotated[int, _network("Number of ranks per host.")] = 1,
+    nics: Annotated[
+        int | None, _network("Number of NICs per host.", "one per rank")
+    ] = None,
+    capacity: Annotated[
+        str,
+        _network(
+            "Capacity of a NIC, or of a torus's links, each way: 400Gbps, 50GB/s."
+        ),
+    ] = "400Gbps",
+    inside: Annotated[
+        str, _network("Capacity of a rank's link inside a host, each way.")
+    ] = "450GB/s",
+    leaves: Annotated[
+        int | None, _network("Number of leaves, or pods of rails.", "2; 1 pod")
+    ] = None,
+    spines: Annotated[
+        int | None,
+        _network("Number of spines.", "uplinks about as fast as NICs", min=1),
+    ] = None,
+    oversubscription: Annotated[
+        str | None,
+        _network(
+            "Ratio of a leaf's downlink to uplink capacity; several are compared: "
+            "1,2,4.",
+            "1",
+        ),
+    ] = None,
+    forwarding: Annotated[
+        str | None, _network("NIC selection for rails: own or rail.", "rail")
+    ] = None,
+    ports: Annotated[
+        int | None,
+        _network("Number of ports of a fat-tree's switch.", "the fewest that fit"),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        _network(
+            "Shape of a torus: 4x4x2; of a dragonfly: hosts per router x routers x "
+            "global links."
+        ),
+    ] = None,
+    fail: Annotated[
+        list[str] | None,
+        _network(
+            "Cable that fails, such as 'leaf0 -> spine1', or each: all cables between "
+            "switches, one at a time."
+        ),
+    ] = None,
+    slots: Annotated[
+        str,
+        Option(
+            help="Ranks on hosts: block, strided, or slots separated by commas.",
+            rich_help_panel=TRAFFIC,
+        ),
+    ] = "block",
+    routing: Annotated[
+        str,
+        Option(
+            help="Routing: ecmp, ideal (even split over shortest paths) or shortest.",
+            rich_help_panel=TRAFFIC,
+        ),
+    ] = "ecmp",
+    flows: Annotated[
+        int,
+        Option(
+            help="Number of ECMP flows of a pair of ranks.",
+            min=1,
+            rich_help_panel=TRAFFIC,
+        ),
+    ] = 1,
+    seed: Annotated[
+        int,
+        Option(help="Random seed of ECMP's hash.", min=0, rich_help_panel=TRAFFIC),
+    ] = 0,
     iterations: Iterations = None,
     operations: Operations = None,
     algorithm: Algorithm = "ring",
-    hot: int = option(8, "Number of hottest links to show.", min=1),
-    output: Path | None = option(
-        None,
-        "File to write: .json, or the link loads as .csv, .parquet or .xlsx.",
-        *("-o", "--output"),
-    ),
+    hot: Annotated[int, Option(help="Number of slowest links in a table.", min=1)] = 8,
+    plot: Plot = None,
+    width: Width = None,
+    no_title: NoTitle = False,
+    tables: AllTables = False,
+    only: Only = None,
+    as_json: AsJson = False,
+    output: Output = None,
     force: Force = False,
-    *,
-    printing: Printing,
 ) -> None:
     """Compute link loads of a run's traffic on a network, bounds and ECMP collisions.
 
@@ -130,76 +152,51 @@ def fabric(
         **{"oversubscription": oversubscription, "forwarding": forwarding},
         **{"ports": ports, "shape": shape, "slots": slots},
     }
-    is_file = topology not in TOPOLOGIES
-    if is_file:
-        options = {name: options[name] for name in on_command_line(ctx, options)}
-    ratios: list[float | None] = [None]
-    if (text := options.get("oversubscription")) is not None:
-        what = "--oversubscription takes ratios"
-        example = "a number above 0, or several such as 1,2,4"
-        given = positive_numbers(text, what, example, kind=float)
-        ratios = [*dict.fromkeys(given)]
-    validate_outputs((printing.plot, output), (trace,), force=force)
-    refuse_format(output)
+    if topology not in TOPOLOGIES:  # a file, which takes no option
+        options = {name: options[name] for name in on_command_line(context, options)}
+    what, example = "--oversubscription takes ratios", "a number above 0, or 1,2,4"
+    given = options.get("oversubscription")
+    ratios = positive_numbers(given, what, example, kind=float) or [None]
     from moetraffic.analysis.exchange import beyond_last
-    from moetraffic.analysis.times.traffic import (
-        training_iterations,
-        world_matrices,
-    )
-    from moetraffic.fabric.assessment import assess
-    from moetraffic.fabric.named import load_fabric
-    from moetraffic.report import oversubscription as compared
-    from moetraffic.report.link_charts import figure
-    from moetraffic.report.results import fabric as report
+    from moetraffic.analysis.times.traffic import training_iterations, world_matrices
+    from moetraffic.fabric import assess, compare, load_fabric
+    from moetraffic.fabric.assessment import without_spines
 
     with Trace.open(trace) as opened:
         chosen = training_iterations(opened, iterations)
         beyond = beyond_last(iterations, int(opened.iterations[-1]))
-        world = opened.meta.world
-        networks = [
-            load_fabric(topology, world, **{**options, "oversubscription": ratio})
+        networks = {
+            ratio: load_fabric(
+                topology, opened.meta.world, **{**options, "oversubscription": ratio}
+            )
             for ratio in ratios
-        ]
-        no_spine = report.without_spines(networks[0].topology)
-        if no_spine and len(ratios) > 1:
-            raise FabricError(no_spine[0].rstrip("."))
+        }
+        if len(networks) > 1 and (why := without_spines(networks[ratios[0]])):
+            raise FabricError(why[0].upper() + why[1:])
         matrices = world_matrices(
             opened,
             chosen,
             operations=operation_names(opened, operations),
             algorithm=algorithm,
         )
-        every = [
-            assess(
-                network,
-                network.slots,
-                matrices,
-                routing=routing,
-                seed=seed,
-                flows=flows,
-                hot=hot,
-            )
-            for network in networks
-        ]
-    order = "as in the file" if is_file else slots
-    source = f"{trace.name}: {world} ranks (slots: {order}); network:"
-    routed = report.routing_of(every[0])
-    summary: list[Any]
-    parts: dict[str, list[Any]] = {}
-    if len(every) > 1:
-        by_ratio = dict(zip(filter(None, ratios), every, strict=True))
-        data = {"file": str(trace), **compared.as_dict(by_ratio, chosen)}
-        summary = [*compared.sentences(by_ratio), compared.table(by_ratio)]
-        chart = compared.figure(by_ratio, f"{source} {topology}, {routed}")
-        frame = partial(compared.to_frame, by_ratio, chosen)
-    else:
-        found = every[0]
-        data = {"file": str(trace), **report.as_dict(found, chosen)}
-        shown = report.tables(found)
-        summary = report.sentences(found)
-        parts = {name: [one] for name, one in zip(PARTS, shown, strict=False)}
-        chart = figure(found, chosen, f"{source} {found.topology.name}, {routed}")
-        frame = partial(found.to_frame, chosen)
-    summary += [f"{note.capitalize()}." for note in beyond]
-    table = {"output": output, "frame": frame, "force": force}
-    printing.present(data, *summary, parts=parts, chart=chart, **table)
+    results = {
+        ratio: assess(
+            network,
+            matrices,
+            iterations=chosen,
+            routing=routing,
+            seed=seed,
+            flows=flows,
+            hot=hot,
+            fail=fail or (),
+            name=str(trace),
+            notes=beyond,
+        )
+        for ratio, network in networks.items()
+    }
+    result = compare(results) if len(results) > 1 else results[ratios[0]]
+    show(result, tables=tables, only=only, as_json=as_json, output=output, force=force)
+    if plot is not None:
+        from moetraffic.report.views.fabric import picture
+
+        draw(picture(result), plot, width=width, no_title=no_title, as_json=as_json)

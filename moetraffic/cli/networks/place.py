@@ -4,57 +4,60 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from moetraffic.cli.output import Printing, printed
+from typer import Option
+
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, show
 from moetraffic.files import validate_outputs
 from moetraffic.patterns import Layout
 from moetraffic.patterns.placement import PLACEMENTS
-from moetraffic.report.console.options import (
-    Force,
-    TraceFile,
-    option,
-    trace_output,
-)
-from moetraffic.tables import Table
+from moetraffic.report.console.options import TraceFile, trace_output
+from moetraffic.result import Result
 from moetraffic.trace import Trace
 from moetraffic.trace.totals import totals
-from moetraffic.units import byte_size
-
-PARTS = ("totals",)
 
 
-@printed(PARTS)
 def place(
     trace: TraceFile,
     output: Path = trace_output(...),
-    ep: int | None = option(
-        None, "Number of expert-parallel ranks.", shown="the trace's", min=1
-    ),
-    ranks: int | None = option(
-        None,
-        "Number of ranks; the shards of consecutive ranks are joined.",
-        shown="the trace's",
-        min=1,
-    ),
-    placement: str = option(
-        "contiguous", f"Placement of experts: {', '.join(PLACEMENTS)}."
-    ),
-    replicas: int = option(
-        0, "Number of further replicas, of the most loaded experts.", min=0
-    ),
-    every: int = option(
-        0,
-        "Compute a new placement after so many iterations, from the load of these; "
-        "0: once, from the load of the whole trace.",
-        min=0,
-    ),
-    order: str = option(
-        Layout().order,
-        "Order of the parallel axes over ranks, fastest-varying first.",
-    ),
+    ep: Annotated[
+        int | None,
+        Option(
+            help="Number of expert-parallel ranks.", min=1, show_default="the trace's"
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        Option(
+            help="Number of ranks; the shards of consecutive ranks are joined.",
+            min=1,
+            show_default="the trace's",
+        ),
+    ] = None,
+    placement: Annotated[
+        str, Option(help=f"Placement of experts: {', '.join(PLACEMENTS)}.")
+    ] = "contiguous",
+    replicas: Annotated[
+        int,
+        Option(help="Number of further replicas, of the most loaded experts.", min=0),
+    ] = 0,
+    every: Annotated[
+        int,
+        Option(
+            help="Compute a new placement after so many iterations, from the load of "
+            "these; 0: once, from the load of the whole trace.",
+            min=0,
+        ),
+    ] = 0,
+    order: Annotated[
+        str,
+        Option(help="Order of the parallel axes over ranks, fastest-varying first."),
+    ] = Layout().order,
+    tables: AllTables = False,
+    only: Only = None,
+    as_json: AsJson = False,
     force: Force = False,
-    *,
-    printing: Printing,
 ) -> None:
     """Compute a run's traffic under another EP degree, placement or replication.
 
@@ -78,33 +81,36 @@ def place(
         )
         moved.save(output, force=force)
         experts = moved.meta.experts
-        sums = {"before": asdict(totals(opened)), "after": asdict(totals(moved))}
-    columns = {
-        **{"": "", "ranks": "", "EP": "", "all-to-all": "bytes"},
-        **{"between ranks": "bytes", "busiest rank over mean": ".3f"},
-    }
-    fields = ("ranks", "ep", "bytes", "bytes_between_ranks", "busiest_rank_over_mean")
+        before, after = asdict(totals(opened)), asdict(totals(moved))
     rows = [
-        (str(path), *(one[name] for name in fields))
-        for path, one in zip((trace, output), sums.values(), strict=True)
+        {
+            "file": str(path),
+            "ranks": sums["ranks"],
+            "ep": sums["ep"],
+            "bytes": sums["bytes"],
+            "bytes_between_ranks": sums["bytes_between_ranks"],
+            "max_mean": sums["busiest_rank_over_mean"],
+        }
+        for path, sums in ((trace, before), (output, after))
     ]
-    table = Table(columns=columns, rows=rows)
-    before, after = sums.values()
-    now, then = (one["busiest_rank_over_mean"] for one in (after, before))
     share = after["bytes_between_ranks"] / max(before["bytes_between_ranks"], 1)
-    line = (
-        f"Between ranks: {byte_size(after['bytes_between_ranks'])} with EP "
-        f"{after['ep']} on {after['ranks']} ranks, {share:.1%} of the "
-        f"{byte_size(before['bytes_between_ranks'])} captured with EP "
-        f"{before['ep']}; the busiest rank receives {now:.3f} times the mean of all "
-        f"ranks, rank-local copies included, mean over dispatches (captured: "
-        f"{then:.3f})."
-    )
+    notes = []
     if after["ep"] == experts and not replicas:
-        line += " Each rank holds one expert, so no placement changes this ratio."
-    printing.present(
-        {"file": str(output), **sums},
-        line,
-        parts={"totals": [table]},
-        written=(output,),
+        notes.append(
+            "each rank holds one expert: no placement changes the busiest rank"
+        )
+    result = Result(
+        verb="place",
+        head=f"{output}: {trace.name} with {placement} placement, EP {after['ep']}",
+        tables={"totals": rows},
+        screen=("totals",),
+        captions={"totals": "max/mean: token copies of the busiest rank over the mean"},
+        verdict=(
+            f"Ranks exchange {share:.1%} of the bytes of the captured placement; the "
+            f"busiest receives {after['busiest_rank_over_mean']:.2f} times the mean "
+            f"({before['busiest_rank_over_mean']:.2f} as captured).",
+        ),
+        notes=tuple(notes),
+        data={"file": str(output), "before": before, "after": after},
     )
+    show(result, tables=tables, only=only, as_json=as_json)

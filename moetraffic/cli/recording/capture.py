@@ -10,14 +10,15 @@ from typing import Any, NoReturn
 
 import typer
 
+from moetraffic.capture.training import RankEnded, capture_run, check_workload
 from moetraffic.cli.output import progress
 from moetraffic.cli.show import AllTables, AsJson, Force, Only, show_trace
 from moetraffic.cli.workload import WORKLOAD, describe
 from moetraffic.errors import LayoutError
-from moetraffic.launch import Outcome, RankEnvironment, current_rank
-from moetraffic.launch.machine_resources import check_rank_count, check_workload
-from moetraffic.launch.root_cause import AFTERMATH
-from moetraffic.launch.training import RankEnded, capture_run
+from moetraffic.launch.blame import AFTERMATH
+from moetraffic.launch.devices import check_rank_count
+from moetraffic.launch.environment import RankEnvironment, current_rank
+from moetraffic.launch.ranks import Outcome
 from moetraffic.patterns import Workload, preset
 from moetraffic.report.console.options import (
     Every,

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from moetraffic.capture.training import capture_run, check_workload
 from moetraffic.cli.output import json_text, make_folder, progress
 from moetraffic.errors import LayoutError, ReplayError
-from moetraffic.launch.machine_resources import check_rank_count, check_workload
-from moetraffic.launch.training import capture_run
+from moetraffic.launch.devices import check_rank_count
 from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.report.console.terminal import Paper, announce, say

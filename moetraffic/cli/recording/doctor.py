@@ -10,7 +10,7 @@ import typer
 
 from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import LayoutError
-from moetraffic.launch.machine_resources import check_rank_count
+from moetraffic.launch.devices import check_rank_count
 from moetraffic.report.console.options import option
 from moetraffic.report.console.terminal import seat
 from moetraffic.tables import Table, plain

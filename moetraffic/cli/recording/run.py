@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from moetraffic.capture import command as training_command
+from moetraffic.capture.log_merging import merge_logs
 from moetraffic.errors import CaptureError, MoetrafficError
-from moetraffic.launch import foreground_process, hook_environment
-from moetraffic.launch.log_merging import LogMerger
 from moetraffic.report.console.options import (
     Every,
     Force,
@@ -85,10 +85,10 @@ def run(
     names["token_sample"] = token_sample
     if every > 1:
         names["every"] = every
-    hook = hook_environment.variables(output, force=force, names=names)
+    hook = training_command.variables(output, force=force, names=names)
     make_room(output, force=force)
     if environment:
-        print(hook_environment.exports(hook))
+        print(training_command.exports(hook))
         return
     assert command is not None
     if Path(command[0]).suffix == ".py" and not os.access(command[0], os.X_OK):
@@ -99,16 +99,16 @@ def run(
     native.build_if_possible(announce)
     with tempfile.TemporaryDirectory(prefix="moetraffic-") as notes:
         began = time.time()
-        hook[hook_environment.NOTES] = notes
+        hook[training_command.NOTES] = notes
         try:
-            code = foreground_process.run(command, hook_environment.environment(hook))
+            code = training_command.run(command, training_command.environment(hook))
         except OSError as error:
             clear(output)
             announce(f"{command[0]} cannot be run: {error.strerror}")
             raise typer.Exit(
-                foreground_process.NOT_FOUND
+                training_command.NOT_FOUND
                 if isinstance(error, FileNotFoundError)
-                else foreground_process.NOT_EXECUTABLE
+                else training_command.NOT_EXECUTABLE
             ) from None
         try:
             harvest(output, began, Path(notes), force=force, token_sample=token_sample)
@@ -139,7 +139,7 @@ def harvest(
     from moetraffic.report.views.info import info
 
     paper = Paper(stderr=True)
-    made = LogMerger(output, began, force=force, say=announce).gather(notes)
+    made = merge_logs(output, began, notes, force=force, say=announce)
     for name in made:
         with Trace.open(name) as trace:
             if contradiction := _contradiction_of_k(trace):

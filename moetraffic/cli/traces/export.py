@@ -6,19 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from moetraffic.cli.output import present
+from moetraffic.cli.show import AsJson, Force, show
 from moetraffic.errors import TraceError
 from moetraffic.files import validate_other_than_input
-from moetraffic.report.console.options import (
-    AsJson,
-    Force,
-    Iterations,
-    Layers,
-    option,
-)
-from moetraffic.tables import Table
+from moetraffic.report.console.options import Iterations, Layers, option
+from moetraffic.result import Result
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.iterations import layer_numbers
 from moetraffic.units import byte_size, seconds
@@ -77,7 +70,7 @@ def export(
                 f"{trace} is given, but no format: name one with --to (moetraffic "
                 "export lists them)"
             )
-        _list(as_json)
+        show(_formats(), as_json=as_json)
         return
     if trace is None or output is None:
         missing = "a trace" if trace is None else "an output with -o"
@@ -85,10 +78,9 @@ def export(
             f"an export needs a trace and an output, but {missing} is not given: "
             f"moetraffic export run.h5 --to {to[:40]} -o OUT"
         )
-    from moetraffic.interop.export import ExportOptions, export_trace, exporter_named
-    from moetraffic.interop.export.exporter import refuse
+    from moetraffic.interop.write import ExportOptions, export_trace, exporter_named
 
-    refuse(exporter_named(to), output, force=force)
+    exporter_named(to).check_output(output, force=force)
     validate_other_than_input(trace, output)
     options = ExportOptions(
         iterations=iterations,
@@ -97,58 +89,48 @@ def export(
         unnamed=unnamed,
         of=of,
         pace=pace,
-        every_ns=_distance_ns(every),
+        every_ns=_interval_ns(every),
         unit=unit,
     )
     with Trace.open(trace) as opened:
         done = export_trace(opened, output, to, options=options, force=force)
-    data = {
-        "format": done.format,
-        "output": str(output),
-        "files": [str(f) for f in done.files],
-        "bytes": done.bytes,
-        "lost": list(done.lost),
-    }
     files = "1 file" if len(done.files) == 1 else f"{len(done.files)} files"
-    present(
-        data,
-        f"{output}: {done.format}, {files}, {byte_size(done.bytes)}",
-        *(Text(f"note: {sentence}", style="yellow") for sentence in done.lost),
-        as_json=as_json,
+    result = Result(
+        verb="export",
+        head=f"{output}: {done.format}, {files}, {byte_size(done.bytes)}",
+        tables={"files": [{"file": str(file)} for file in done.files]},
+        notes=done.lost,
+        data={"format": done.format, "output": str(output), "bytes": done.bytes},
     )
+    show(result, as_json=as_json)
 
 
-def _distance_ns(every: str | None) -> int:
+def _interval_ns(every: str | None) -> int:
     if every is None:
         return 0
-    distance = round(seconds(every) * 1e9)
-    if distance < 1:
+    interval = round(seconds(every) * 1e9)
+    if interval < 1:
         raise TraceError(
             f"calls start at least 1 ns apart, but --every is {every}: "
             "raise it, or leave it out"
         )
-    return distance
+    return interval
 
 
-def _list(as_json: bool) -> None:
-    from moetraffic.interop.export import exporter_named, known_exporters
+def _formats() -> Result:
+    from moetraffic.interop.write import exporter_named, exporter_names
 
-    data = [
+    rows = [
         {
-            "format": one.name,
-            "holds": one.what,
-            "read_by": one.readers,
-            "limits": one.limits,
-            "output": "folder" if one.folder else one.suffix,
+            "format": exporter.name,
+            "output": "folder" if exporter.folder else exporter.suffix,
+            "read_by": exporter.readers,
+            "contents": exporter.what,
+            "limits": exporter.limits,
         }
-        for one in map(exporter_named, known_exporters())
+        for exporter in map(exporter_named, exporter_names())
     ]
-    keys = {
-        "--to": "format",
-        "-o": "output",
-        "contents": "holds",
-        "read by": "read_by",
-        "limits": "limits",
-    }
-    rows = [[one[key] for key in keys.values()] for one in data]
-    present(data, Table(columns=list(keys), rows=rows), as_json=as_json)
+    head = "formats of moetraffic export run.h5 --to FORMAT -o OUTPUT"
+    return Result(
+        verb="export", head=head, tables={"formats": rows}, screen=("formats",)
+    )

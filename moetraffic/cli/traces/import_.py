@@ -66,6 +66,9 @@ def import_(
         min=0,
         max=MOST,
     ),
+    pp: int = option(
+        1, "Number of pipeline stages, for megatron files.", min=1, max=MOST
+    ),
     unit: str | None = option(
         None, "Unit of the numbers in a matrix: B, KiB, MiB or GiB.", shown="KiB"
     ),
@@ -95,6 +98,7 @@ def import_(
         tokens=tokens,
         row_bytes=row_bytes,
         ep=ep,
+        pp=pp,
         unit=unit or "",
     )
     found, merged = import_files(files, format=format or "", options=options, keep=keep)

@@ -25,7 +25,7 @@ from rich.segment import Segment
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
 from moetraffic.files import remedy
 from moetraffic.fitting import indented
-from moetraffic.launch import RankEnvironment, current_rank
+from moetraffic.launch.environment import RankEnvironment, current_rank
 from moetraffic.text import LOG_WIDTH, visible
 
 from . import configuration

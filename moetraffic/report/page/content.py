@@ -13,20 +13,22 @@ from moetraffic.analysis.exchange import Exchange, exchanges
 from moetraffic.analysis.rows import Arrays, Mapper, in_threads
 from moetraffic.analysis.trace_analysis import Tick
 from moetraffic.errors import AnalysisError, MoetrafficError
-from moetraffic.fabric.named import Network
-from moetraffic.policies.evaluation import evaluate
-from moetraffic.report import link_charts, policy_scores
+from moetraffic.fabric import Network
+from moetraffic.policies.evaluate import evaluate
+from moetraffic.policies.schedule import circuits
 from moetraffic.report.chart import Chart, Missing
-from moetraffic.report.results.schedule import circuits_chart
 from moetraffic.report.views import analysis as charts
+from moetraffic.report.views import fabric as fabric_view
+from moetraffic.report.views.evaluate import chart as evaluate_chart
 from moetraffic.report.views.info import info
-from moetraffic.report.views.trace import load_chart, named, timeline_chart
+from moetraffic.report.views.schedule import circuits_result
+from moetraffic.report.views.trace import load_chart, timeline_chart
 from moetraffic.result import Result
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
 
-from .matrices import Matrices, Sample, matrices, samples
+from .matrices import Matrices, matrices, samples
 
 POLICIES = ("packets", "rotation", "max-weight")
 """Policies of the report: without circuits, oblivious, and planned."""
@@ -198,8 +200,8 @@ def content(
             "schedules for an optical switch.",
             parts=(
                 charts.complexity_chart(result),
-                *link_charts.links(part, network),
-                circuits_chart(_wires(sampled), network.topology.hosts.nic_bytes_s),
+                *fabric_view.links(part, network),
+                _circuits(trace, network.hosts.nic_bytes_s, **asked),
                 *_tables(
                     result, network="Bytes between ranks", complexity="Trace complexity"
                 ),
@@ -261,14 +263,19 @@ def _tables(result: Result, **titles: str) -> Iterator[Result]:
             )
 
 
-def _wires(sampled: Sequence[Sample]) -> dict[str, Any]:
-    """Return the sampled bytes of each layer, by its name."""
-    several = len({sample.exchange.group for sample in sampled}) > 1
-    return {
-        f"{named(sample.exchange, several)}, {sample.exchange.phase}": sample.wire
-        for sample in sampled
-        if sample.wire is not None
-    }
+def _circuits(trace: Trace, rate: float, **asked: Any) -> Missing | Result:
+    """Schedule the mean matrix of each layer on circuits."""
+    try:
+        plans = circuits(trace, **asked)
+    except MoetrafficError as error:
+        return Missing(title="Circuit schedules", reason=str(error))
+    return circuits_result(
+        plans,
+        file=str(trace.name),
+        digest=trace.digest,
+        capacity_bytes_s=rate,
+        reconfigure_s=10e-6,
+    )
 
 
 def _policies(
@@ -281,12 +288,12 @@ def _policies(
     """Evaluate a few policies on the last layer, where the run is long enough."""
     some = sorted(set(trace.layers) & set(layers)) if layers else list(trace.layers)
     try:
-        evaluated = evaluate(
+        result = evaluate(
             trace,
             POLICIES,
             forecasters=("persistence", "oracle"),
-            ages=(4,),
-            delays_s=(1e-6, 1e-4, 1e-2),
+            age=(1, 4),
+            reconfigure=("10us", "1us", "100us", "10ms"),
             phase=phase,
             layers=[max(some)] if some else None,
             iterations=iterations,
@@ -294,8 +301,7 @@ def _policies(
         )
     except MoetrafficError as error:
         return (Missing(title="Scheduling policies", reason=str(error)),)
-    table, *_ = policy_scores.tables(evaluated)
-    return (policy_scores.chart(evaluated), table)
+    return (evaluate_chart(result), result)
 
 
 def _beside(

@@ -16,7 +16,8 @@ from typing import Any
 
 from moetraffic import __version__
 from moetraffic.errors import AnalysisError
-from moetraffic.fabric.named import TOPOLOGIES, Network, load_fabric
+from moetraffic.fabric import Network, load_fabric
+from moetraffic.fabric.named import TOPOLOGIES
 from moetraffic.files import validate_output, write_text
 from moetraffic.report.chart import Missing
 from moetraffic.result import Result

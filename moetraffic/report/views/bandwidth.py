@@ -50,8 +50,8 @@ def fit_rows(table: BandwidthTable) -> list[dict[str, Any]]:
 
 def show_bandwidth(
     table: str | Path,
-    *,
     collective: str | None = None,
+    *,
     ranks: int = 2,
     size: int = 1 << 20,
     span: int | None = None,

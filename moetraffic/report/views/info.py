@@ -19,6 +19,7 @@ from moetraffic.trace.provenance import source_counts
 from moetraffic.trace.totals import dropped_share
 from moetraffic.units import rank_span, three_digits
 
+MATRICES = "again with --experts E --k K"
 SEND_RECV = "send_recv"
 
 READ_CELLS = 1 << 22
@@ -376,8 +377,9 @@ def _verdict(trace: Trace, dropped: float | None) -> Iterable[str]:
         if meta.origin == "replayed":
             how = ", as a replay has no router"
         elif meta.origin == "imported":
-            again = "import again with --experts E --k K"
-            how = f": {'import a table of tokens' if trace.layers else again}"
+            # only matrices have no direction
+            matrices = {s.direction for s in trace.sites} == {""}
+            how = f": import {MATRICES if matrices else 'a table of tokens'}"
         yield f"No routing is recorded{how}."
     if not trace.square.any() and trace.layers and meta.ep <= 1:
         yield "With ep 1 each rank holds all experts, so no all-to-all sends tokens."

@@ -23,6 +23,7 @@ from moetraffic.trace.merge.rank_record import RANK_STEP, CallingModule, Record
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
+    Site,
     SiteNumbers,
     Source,
 )
@@ -44,9 +45,10 @@ from .routers import (
     with_router_layers,
     without_read_routings,
 )
-from .units import Unit, find_roles, gather_units
+from .units import COUNTS, Unit, find_roles, gather_units
 
 LONGEST = 2000  # longest text of the remarks, in characters
+INTEGERS = ("int16", "int32", "int64", "uint16", "uint32", "uint64")
 GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}
 DIRECTIONS = "phases are unknown where the direction of a call is unknown"
 STEPS = "layers are unknown where steps are"
@@ -160,6 +162,7 @@ def _with_names(record: Record, *, split: bool) -> tuple[Record, list[str]]:
         layers = replace(layers, remarks=(STEPS,))
     else:
         names = _name_units(every, modules, clear, layers)
+    _name_counts(every, names)
     _name_gradients(every, partner, names)
     remarks = [text for text in (why_not, *layers.remarks) if text]
     if any(
@@ -223,6 +226,32 @@ def _name_units(
                 name = replace(place, phase=role.phase, label=role.label)
                 names.of_call[unit.rank][call] = names.number(name)
     return names
+
+
+def _name_counts(every: Sequence[Calls], names: _Names) -> None:
+    """Name exchanges of counts before a dispatch that the program annotates.
+
+    They are even all-to-alls of integers of the same ranks, of which the next other
+    all-to-all is the dispatch.
+    """
+    for calls in every:
+        of_call, site_of = names.of_call[calls.rank], calls.table["site"]
+        integer = calls.where([s.dtype in INTEGERS for s in calls.sites])
+        following: Site | None = None
+        for call in np.flatnonzero(calls.exchange)[::-1].tolist():
+            site = calls.sites[site_of[call]]
+            if not (integer[call] and calls.even[call] and calls.bare[call]):
+                following = site
+            elif (
+                following is not None
+                and following.phase == "dispatch"
+                and following.layer >= 0
+                and following.direction == site.direction
+                and following.group == site.group
+                and of_call[call] < 0
+            ):
+                name = Name(label=COUNTS, layer=following.layer)
+                of_call[call] = names.number(name)
 
 
 def _name_modules(

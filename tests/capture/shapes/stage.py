@@ -34,7 +34,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moetraffic.launch import hook_environment
+from moetraffic.capture import command
 from tests.capture.programs import architectures, evaluation, recipes, structure
 from tests.capture.ranks import exit_codes, fork, initialize
 
@@ -161,11 +161,11 @@ def start(
     patience_s: float = PATIENCE_S,
 ) -> None:
     """Play shapes in processes of their own, as ``moetraffic run`` starts them."""
-    hook = hook_environment.variables(folder / "unused.h5", force=False, names={})
+    hook = command.variables(folder / "unused.h5", force=False, names={})
     asked = [f"{name}:{','.join(modes)}" for name in names]
     process = subprocess.Popen(
         [sys.executable, "-m", __spec__.name, folder, *asked],
-        env=hook_environment.environment(hook) | {"OMP_NUM_THREADS": "1"},
+        env=command.environment(hook) | {"OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[3],
         stderr=subprocess.PIPE,
         text=True,

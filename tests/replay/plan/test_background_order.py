@@ -7,35 +7,34 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis.pattern_trace import pattern_trace
-from moetraffic.replay import make_plan
 from moetraffic.replay.plan.background import (
-    BackgroundPattern,
     expert_exchanges,
-    without_bytes,
+    layout_pattern,
+    smallest,
+    traffic_of,
 )
+from moetraffic.replay.plan.operations import KINDS
 from moetraffic.trace.model import ALL_TO_ALL
-from tests.replay.conftest import make_trace
+from tests.replay.conftest import make_trace, planned
 
 from .test_launch_order import waiting
 
 
-def planned(layout, *, iterations=2, micro_batch=1):
+def beside(layout, *, iterations=2, micro_batch=1):
     """The pattern's own exchanges, with its dense calls as background."""
-    asked = BackgroundPattern(
-        layout=f"{layout},micro-batch={micro_batch}", model="tiny"
-    )
-    pattern = asked.pattern()
-    plan = make_plan(
+    layout = f"{layout},micro-batch={micro_batch}"
+    pattern = layout_pattern(layout, "tiny")
+    plan, programs = planned(
         pattern_trace(pattern, iterations=iterations),
         dense=False,
-        background=asked.traffic(pattern.layout.world),
+        background=traffic_of(layout, "tiny", pattern.layout.world),
     )
-    return plan, pattern
+    return plan, programs, pattern
 
 
-def sequence(plan, rank):
+def sequence(plan, programs, rank):
     """(operation, ranks, layer, phase) of a rank's calls of the first iteration."""
-    program = plan.programs[rank]
+    program = programs[rank]
     found = []
     for n, operation in enumerate(program.operation.tolist()):
         if plan.iteration[operation]:
@@ -60,9 +59,9 @@ def told(pattern, rank):
     "layout", ["tp=2,dp=4,ep=4", "tp=2,dp=2,ep=2,accumulation=3", "dp=8,ep=8,zero=3"]
 )
 def test_each_rank_calls_in_the_order_of_the_pattern(layout):
-    plan, pattern = planned(layout)
+    plan, programs, pattern = beside(layout)
     for rank in range(pattern.layout.world):
-        assert sequence(plan, rank) == told(pattern, rank)
+        assert sequence(plan, programs, rank) == told(pattern, rank)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +69,9 @@ def test_each_rank_calls_in_the_order_of_the_pattern(layout):
     [("tp=2,pp=2,dp=2,ep=2", 2), ("pp=2,dp=4,ep=4", 1), ("cp=2,dp=4,ep=2", 0)],
 )
 def test_stages_of_a_pipeline_keep_their_order_but_for_messages(layout, most):
-    plan, pattern = planned(layout)
+    plan, programs, pattern = beside(layout)
     for rank in range(pattern.layout.world):
-        mine = [c for c in sequence(plan, rank) if c[0] != "send_recv"]
+        mine = [c for c in sequence(plan, programs, rank) if c[0] != "send_recv"]
         theirs = [c for c in told(pattern, rank) if c[0] != "send_recv"]
         assert sorted(mine) == sorted(theirs)
         places = [
@@ -83,12 +82,12 @@ def test_stages_of_a_pipeline_keep_their_order_but_for_messages(layout, most):
         off = np.abs(np.array(places[0]) - np.array(places[1]))
         # of 8 exchanges; another stage is a part of an iteration ahead or behind
         assert off.max(initial=0) <= most
-    assert nx.is_directed_acyclic_graph(waiting(plan))
+    assert nx.is_directed_acyclic_graph(waiting(programs))
 
 
 def test_the_next_exchange_waits_for_what_is_critical():
-    plan, _ = planned("tp=2,dp=2,ep=2")
-    for program in plan.programs.values():
+    plan, programs, _ = beside("tp=2,dp=2,ep=2")
+    for program in programs.values():
         late = [
             plan.sites[s].label in ("gradient_sync", "gradient_norm")
             or plan.sites[s].label.endswith("_sync")
@@ -104,19 +103,17 @@ def test_the_next_exchange_waits_for_what_is_critical():
             # gradients are reduced beside others, and nothing waits for them
             assert program.after[n] < 0 or not late[program.after[n]]
         assert 1 < sum(late) < len(late) / 2
-    alone = expert_exchanges(plan)
-    for program in alone.programs.values():
+    for program in map(expert_exchanges, programs.values()):
         assert (np.diff(program.after) >= 0).all()
         assert (program.after < np.arange(len(program))).all()
 
 
 def test_other_exchanges_are_mapped_to_the_same_share():
     """8 exchanges of the trace; the pattern has 4 of each micro-batch, 2 of them."""
-    asked = BackgroundPattern(layout="tp=2,dp=2,ep=2,micro-batch=1", model="tiny")
     trace = make_trace(world=4, groups=[(0, 1, 2, 3)], iterations=(5,), layers=(1, 3))
-    background = asked.traffic(4)
-    plan = make_plan(trace, background=background, dense=False)
-    program = plan.programs[2]
+    background = traffic_of("tp=2,dp=2,ep=2,micro-batch=1", "tiny", 4)
+    _, programs = planned(trace, background=background, dense=False)
+    program = programs[2]
     exchange = np.flatnonzero(program.stream == 0)
     assert len(exchange) == 6
     mine = np.flatnonzero(program.stream > 0)
@@ -126,13 +123,29 @@ def test_other_exchanges_are_mapped_to_the_same_share():
     assert len(set(before.tolist())) > 3
 
 
-def test_a_control_without_bytes_has_the_same_operations():
-    plan, _ = planned("tp=2,dp=2,ep=2")
-    empty = without_bytes(plan)
-    for rank, program in plan.programs.items():
-        other = empty.programs[rank]
+def test_a_control_has_the_same_operations_at_their_smallest_sizes():
+    plan, programs, _ = beside("tp=2,dp=2,ep=2")
+    kinds = set()
+    for program in programs.values():
+        other = smallest(plan, program)
         dense = program.stream > 0
-        assert not other.send_size[dense].any()
-        assert not other.receive_size[dense].any()
+        # NCCL discards what is empty
+        assert (other.send_size + other.receive_size)[dense].min() >= 8
+        assert (other.send_size + other.receive_size)[dense].max() <= 4 * 8 + 8
         assert (other.send_size == program.send_size)[~dense].all()
         assert (other.after == program.after).all()
+        kinds |= {KINDS[kind] for kind in program.kind[dense].tolist()}
+    assert "all_reduce" in kinds
+    assert len(kinds) > 1
+
+
+def test_without_background_are_the_exchanges_alone():
+    beside_4 = traffic_of("tp=2,dp=2,micro-batch=1", "tiny", 4)
+    trace = make_trace(world=4, groups=[(0, 1), (2, 3)])
+    _, programs = planned(trace, background=beside_4, dense=False)
+    _, only = planned(trace, dense=False)
+    for rank, program in programs.items():
+        alone, want = expert_exchanges(program), only[rank]
+        for name in ("send_bytes", "receive_bytes", "first", "operation", "batch"):
+            assert getattr(alone, name).tolist() == getattr(want, name).tolist()
+        assert (alone.after < np.arange(len(alone))).all()

@@ -10,9 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.replay import make_plan
-from moetraffic.replay.backends.backend import Call, Nccl
-from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.transport import Transport
 from moetraffic.trace.model import (
     UNKNOWN_TIME,
     Group,
@@ -23,6 +21,7 @@ from moetraffic.trace.model import (
 )
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
+from tests.replay.conftest import planned
 
 WORLD = 4
 MS = 1_000_000
@@ -87,16 +86,17 @@ def messages(
     )
 
 
-def batches(plan: Plan, rank: int) -> list[list[int]]:
-    """Operations of each launch of a rank, in its order."""
-    program = plan.programs[rank]
+def batches(made, rank: int) -> list[list[int]]:
+    """Operations of each launch of a rank, in its order; of a plan and its programs."""
+    program = made[1][rank]
     firsts = np.flatnonzero(program.batch == np.arange(len(program)))
     return [part.tolist() for part in np.split(program.operation, firsts)[1:]]
 
 
-def unfinished(plan: Plan) -> int:
+def unfinished(made) -> int:
     """Launches that never end if each rank has one in flight at a time."""
-    queues = [batches(plan, rank) for rank in range(plan.world)]
+    plan, _ = made
+    queues = [batches(made, rank) for rank in range(plan.world)]
     done: set[int] = set()
     progress = True
     while progress:
@@ -113,21 +113,21 @@ def unfinished(plan: Plan) -> int:
 
 def test_messages_that_overlapped_are_a_batch():
     crossing = {(0, 1): (0, 5), (1, 0): (4, 9), (1, 2): (5, 8), (0, 3): (20, 21)}
-    plan = make_plan(messages(crossing, iterations=2))
+    made = planned(messages(crossing, iterations=2))
     # operations are in the order of sites; the third was issued after the first's end
-    assert batches(plan, 1) == [[0, 2], [4], [1, 3], [5]]
-    assert batches(plan, 0) == [[0, 2], [6], [1, 3], [7]]
-    assert batches(plan, 2) == [[4], [5]]
+    assert batches(made, 1) == [[0, 2], [4], [1, 3], [5]]
+    assert batches(made, 0) == [[0, 2], [6], [1, 3], [7]]
+    assert batches(made, 2) == [[4], [5]]
 
 
 def test_messages_one_after_the_other_are_no_batch():
-    plan = make_plan(messages({(0, 1): (0, 5), (1, 0): (5, 9), (0, 2): (9, 10)}))
-    assert [len(b) for rank in range(4) for b in batches(plan, rank)] == [1] * 6
+    made = planned(messages({(0, 1): (0, 5), (1, 0): (5, 9), (0, 2): (9, 10)}))
+    assert [len(b) for rank in range(4) for b in batches(made, rank)] == [1] * 6
 
 
 def test_iterations_share_no_batch():
-    plan = make_plan(messages({(0, 1): (0, 50), (1, 0): (30, 60)}, iterations=3))
-    assert batches(plan, 0) == [[0, 3], [1, 4], [2, 5]]
+    made = planned(messages({(0, 1): (0, 50), (1, 0): (30, 60)}, iterations=3))
+    assert batches(made, 0) == [[0, 3], [1, 4], [2, 5]]
 
 
 def drawn(seed: int) -> Trace:
@@ -145,10 +145,11 @@ def drawn(seed: int) -> Trace:
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=10, deadline=None)
 def test_in_one_order_every_batch_ends_whatever_each_rank_did(seed):
-    plan = make_plan(drawn(seed), in_common=True)
-    assert unfinished(plan) == 0
-    for rank, program in plan.programs.items():
-        for batch in batches(plan, rank):
+    made = planned(drawn(seed), in_common=True)
+    assert unfinished(made) == 0
+    plan, programs = made
+    for rank, program in programs.items():
+        for batch in batches(made, rank):
             here = [int(np.flatnonzero(program.operation == o)[0]) for o in batch]
             assert not set(program.after[here].tolist()) & set(here)
             assert len(set(plan.iteration[batch].tolist())) == 1
@@ -156,9 +157,9 @@ def test_in_one_order_every_batch_ends_whatever_each_rank_did(seed):
 
 def test_in_orders_of_each_rank_some_would_never_end():
     # what the test above would find: the same traces without a common order
-    assert sum(unfinished(make_plan(drawn(seed))) > 0 for seed in range(10)) > 0
+    assert sum(unfinished(planned(drawn(seed))) > 0 for seed in range(10)) > 0
     # and batches are found in them
-    plans = [make_plan(drawn(seed), in_common=True) for seed in range(10)]
+    plans = [planned(drawn(seed), in_common=True) for seed in range(10)]
     assert max(len(b) for p in plans for r in range(4) for b in batches(p, r)) > 1
 
 
@@ -178,23 +179,20 @@ class RecordingGroup:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_nccl_gets_messages_as_one_group_launch(count):
-    moves, group = Nccl(), RecordingGroup()
-    moves._groups, moves._members, moves._rank = [group], [(0, 2, 3)], 2
+    moves, group = Transport("nccl"), RecordingGroup()
+    moves._groups, moves.groups, moves.rank = [group], [(0, 2, 3)], 2
+    moves.device = torch.device("cuda", 0)
     empty = torch.empty(0, dtype=torch.uint8)
-    calls = [
-        Call(
-            kind="send_recv",
-            group=0,
-            send=empty,
-            receive=empty,
-            send_bytes=[],
-            receive_bytes=[],
+    launches = [
+        moves.bind(
+            *("send_recv", 0, empty, empty),
             sender=sender,
             receiver=receiver,
+            alone=count == 1,
         )
         for sender, receiver in [(2, 3), (0, 2)][:count]
     ]
-    launch = moves.bind_batch(calls) if count > 1 else moves.bind(calls[0])
+    launch = moves.together(0, launches) if count > 1 else launches[0]
     assert launch() == "_end_coalescing"
     middle = [("send", 2, 0), ("recv", 0, 0)][:count]
     assert group.calls == [("_start_coalescing",), *middle, ("_end_coalescing",)]

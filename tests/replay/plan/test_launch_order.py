@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.replay import make_plan
-from moetraffic.replay.plan.background import BackgroundPattern
-from moetraffic.replay.plan.program import Plan
-from tests.replay.conftest import make_trace
+from moetraffic.replay.plan.background import traffic_of
+from tests.replay.conftest import make_trace, planned
 from tests.timed import with_times
 
 
-def waiting(plan: Plan) -> nx.DiGraph:
+def waiting(programs) -> nx.DiGraph:
     """Which operation cannot end before which other: an edge from what comes first."""
     graph = nx.DiGraph()
-    for program in plan.programs.values():
+    for program in programs.values():
         operation = program.operation.tolist()
         graph.add_nodes_from(operation)
         nx.add_path(graph, operation)  # one thread launches them in this order
@@ -50,15 +48,15 @@ def jittered(seed: int, world: int = 6):
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=8, deadline=None)
 def test_a_common_order_has_no_cycle_whatever_each_rank_did(seed):
-    plan = make_plan(jittered(seed), in_common=True)
-    assert nx.is_directed_acyclic_graph(waiting(plan))
-    assert sorted(waiting(plan)) == list(range(len(plan)))
+    plan, programs = planned(jittered(seed), in_common=True)
+    assert nx.is_directed_acyclic_graph(waiting(programs))
+    assert sorted(waiting(programs)) == list(range(len(plan)))
 
 
 def test_orders_of_each_rank_would_deadlock():
     # what the test above would find: the same traces without a common order
     cycles = [
-        not nx.is_directed_acyclic_graph(waiting(make_plan(jittered(seed))))
+        not nx.is_directed_acyclic_graph(waiting(planned(jittered(seed))[1]))
         for seed in range(5)
     ]
     assert any(cycles)
@@ -66,10 +64,10 @@ def test_orders_of_each_rank_would_deadlock():
 
 @pytest.mark.parametrize("layout", ["tp=2,pp=2,dp=2", "tp=4,dp=2", "pp=4,dp=2"])
 def test_with_dense_traffic_there_is_no_cycle_either(layout):
-    beside = BackgroundPattern(layout=f"{layout},micro-batch=1", model="tiny")
+    beside = traffic_of(f"{layout},micro-batch=1", "tiny", 8)
     trace = make_trace(world=8, groups=[(0, 2, 4, 6), (1, 3, 5, 7)], iterations=(0, 1))
-    plan = make_plan(trace, background=beside.traffic(8), in_common=True)
-    graph = waiting(plan)
+    plan, programs = planned(trace, background=beside, in_common=True)
+    graph = waiting(programs)
     assert len(graph) == len(plan)
     assert nx.is_directed_acyclic_graph(graph)
     sends = {"send_recv"} & {plan.sites[s].operation for s in plan.site}

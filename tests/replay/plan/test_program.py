@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,19 +13,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay import make_plan
+from moetraffic.replay.options import Options
+from moetraffic.replay.plan import matrices as matrices_module
+from moetraffic.replay.plan.operations import operations
+from moetraffic.replay.rank import warmed
+from moetraffic.replay.run import counted_name
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.trace import Trace
+from tests.replay.conftest import make_trace, planned
 from tests.timed import with_times
 
 
-def matrices(plan) -> dict[int, np.ndarray]:
+def matrices(plan, programs) -> dict[int, np.ndarray]:
     """Each operation's matrix over the world, put together from all programs."""
     found = {}
     for operation in range(len(plan)):
         sent = np.zeros((plan.world, plan.world), np.int64)
         received = np.zeros_like(sent)
-        for rank, program in plan.programs.items():
+        for rank, program in programs.items():
             for n in np.flatnonzero(program.operation == operation):
                 members = list(plan.groups[program.group[n]])
                 sent[rank, members] += program.sends(n)
@@ -38,8 +46,8 @@ def matrices(plan) -> dict[int, np.ndarray]:
 )
 def test_programs_move_the_traces_bytes_between_the_same_ranks(toy, world, groups):
     trace = toy(world=world, groups=groups)
-    plan = make_plan(trace, dense=False)
-    found = matrices(plan)
+    plan, programs = planned(trace, dense=False)
+    found = matrices(plan, programs)
     for operation, occurrence in enumerate(plan.occurrence):
         site = trace.sites[trace.occurrences.site[occurrence]]
         ranks = list(trace.groups[site.group].ranks)
@@ -59,9 +67,9 @@ def test_programs_move_the_traces_bytes_between_the_same_ranks(toy, world, group
 
 def test_each_rank_keeps_its_own_order(toy):
     trace = toy(world=4, groups=[(0, 2), (3, 1)])
-    plan = make_plan(trace, dense=False)
+    plan, programs = planned(trace, dense=False)
     assert len(plan) == 3 * 2 * 2 * 3  # iterations, groups, layers, calls
-    for rank, program in plan.programs.items():
+    for rank, program in programs.items():
         sites = [plan.sites[s] for s in plan.site[program.operation]]
         when = plan.iteration[program.operation].tolist()
         told = [(i, s.layer, s.phase) for i, s in zip(when, sites, strict=True)]
@@ -76,15 +84,15 @@ def test_each_rank_keeps_its_own_order(toy):
 
 def test_where_times_are_unknown_the_order_is_that_of_the_sites(toy):
     trace = toy(iterations=(0,))
-    assert make_plan(trace).programs[0].operation.tolist() == [3, 4, 5, 0, 1, 2, 6]
+    assert planned(trace)[1][0].operation.tolist() == [3, 4, 5, 0, 1, 2, 6]
     unknown = np.full(trace.panels["call_2/issue"].shape, UNKNOWN_TIME)
-    plan = make_plan(with_times(trace, {"issue": {2: unknown}}))
-    assert plan.programs[0].operation.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    _, programs = planned(with_times(trace, {"issue": {2: unknown}}))
+    assert programs[0].operation.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_buffers_hold_the_largest_operation(toy):
-    plan = make_plan(toy(world=3), dense=False)
-    for program in plan.programs.values():
+    _, programs = planned(toy(world=3), dense=False)
+    for program in programs.values():
         sends = [int(program.sends(n).sum()) for n in range(len(program))]
         receives = [int(program.receives(n).sum()) for n in range(len(program))]
         assert program.buffer_bytes == (max(sends), max(receives))
@@ -92,8 +100,8 @@ def test_buffers_hold_the_largest_operation(toy):
 
 def test_only_asked_iterations_are_planned(toy):
     trace = toy(iterations=range(10))
-    whole = make_plan(trace, dense=False)
-    part = make_plan(trace, iterations=range(3, 5), dense=False)
+    whole = operations(trace, dense=False)
+    part = operations(trace, iterations=range(3, 5), dense=False)
     assert set(part.iteration.tolist()) == {3, 4}
     assert set(part.occurrence.tolist()) == {
         o for o, i in zip(whole.occurrence, whole.iteration, strict=True) if i in (3, 4)
@@ -102,14 +110,11 @@ def test_only_asked_iterations_are_planned(toy):
     assert whole.left_out == {"all_reduce": 10}
 
 
-def test_only_asked_ranks_get_a_program_and_the_rest_is_the_same(toy):
+def test_a_program_does_not_depend_on_which_others_are_made(toy):
     trace = toy(world=4, groups=[(0, 2), (3, 1)])
-    whole, one, none = (make_plan(trace, ranks=r) for r in (None, (2,), ()))
-    assert list(one.programs) == [2]
-    assert not none.programs
-    assert whole.digest == one.digest == none.digest
-    assert (one.programs[2].send_bytes == whole.programs[2].send_bytes).all()
-    assert (one.checksum == whole.checksum).all()
+    (_, whole), (_, alone) = planned(trace), planned(trace, of=(2,))
+    assert list(alone) == [2]
+    assert (alone[2].send_bytes == whole[2].send_bytes).all()
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -121,7 +126,7 @@ def test_the_digest_tells_any_changed_byte_count(toy, place, more):
     cells = wire[1:].reshape(-1)  # the first matrix is that of several calls
     cells[place % cells.size] += more
     other = trace.replaced(panels=trace.panels | {"call_2/wire": ArrayPanel(wire)})
-    a, b = make_plan(trace), make_plan(other)
+    a, b = operations(trace), operations(other)
     assert a.digest != b.digest
     (differs,) = np.flatnonzero(a.checksum != b.checksum)
     assert (a.occurrence == b.occurrence).all()
@@ -132,34 +137,33 @@ def test_the_digest_tells_any_changed_byte_count(toy, place, more):
 
 def test_the_digest_tells_groups_and_iterations(toy):
     plans = [
-        make_plan(toy(world=4, groups=[(0, 2), (1, 3)])),
-        make_plan(toy(world=4, groups=[(0, 1), (2, 3)])),
-        make_plan(toy(world=4, groups=[(0, 2), (1, 3)], iterations=(0, 1, 3))),
+        operations(toy(world=4, groups=[(0, 2), (1, 3)])),
+        operations(toy(world=4, groups=[(0, 1), (2, 3)])),
+        operations(toy(world=4, groups=[(0, 2), (1, 3)], iterations=(0, 1, 3))),
     ]
     assert len({p.digest for p in plans}) == 3
 
 
 def test_a_large_trace_is_read_in_blocks_with_the_same_result(toy, monkeypatch):
     trace = toy(world=4, groups=[(0, 1, 2), (3,)], iterations=range(30))
-    whole = make_plan(trace)
-    monkeypatch.setattr("moetraffic.replay.plan.sizes._BLOCK_CELLS", 9 * 7)
-    blocks = make_plan(trace)
+    plan, whole = planned(trace)
+    monkeypatch.setattr(matrices_module, "BLOCK_CELLS", 9 * 7)
+    again, blocks = planned(trace)
     for rank in range(4):
-        a, b = whole.programs[rank], blocks.programs[rank]
-        assert (a.send_bytes == b.send_bytes).all()
-        assert (a.receive_bytes == b.receive_bytes).all()
-    assert (whole.checksum == blocks.checksum).all()
+        assert (whole[rank].send_bytes == blocks[rank].send_bytes).all()
+        assert (whole[rank].receive_bytes == blocks[rank].receive_bytes).all()
+    assert plan.digest == again.digest
 
 
 def test_operations_are_named_for_people(toy):
-    plan = make_plan(toy())
+    plan = operations(toy())
     assert plan.name(0) == "iteration 0, layer 1, count_exchange, call 0"
     assert plan.name(4) == "iteration 1, layer 1, dispatch, micro-batch 0"
 
 
 def test_another_number_of_ranks_is_refused(toy):
     with pytest.raises(ReplayError, match=r"trace has 2 and there are 4.*--nproc 2"):
-        make_plan(toy(), world=4)
+        operations(toy(), world=4)
 
 
 def test_absent_members_are_refused_with_what_is_complete(toy):
@@ -168,17 +172,17 @@ def test_absent_members_are_refused_with_what_is_complete(toy):
         ReplayError,
         match=r"14 of 35 lack one \(rank 1 in iteration 3\).*--iterations 0:3",
     ):
-        make_plan(trace)
-    assert len(make_plan(trace, iterations=range(0, 3))) == 21
+        operations(trace)
+    assert len(operations(trace, iterations=range(0, 3))) == 21
     with pytest.raises(ReplayError, match="choose other iterations"):
-        make_plan(trace, iterations=range(3, 5))
+        operations(trace, iterations=range(3, 5))
 
 
 def test_nothing_to_replay_is_refused(toy):
     with pytest.raises(ReplayError, match=r"iterations 7:9 of trace holds none"):
-        make_plan(toy(), iterations=range(7, 9))
+        operations(toy(), iterations=range(7, 9))
     with pytest.raises(ReplayError, match=r"has the layers 1, 3, but .* --layers"):
-        make_plan(toy(), layers=[7])
+        operations(toy(), layers=[7])
 
 
 def test_negative_bytes_are_refused(toy):
@@ -187,7 +191,7 @@ def test_negative_bytes_are_refused(toy):
     wire[1, 0, 1] = -8
     trace.panels["call_2/wire"] = ArrayPanel(wire)
     with pytest.raises(ReplayError, match="cannot be negative"):
-        make_plan(trace)
+        operations(trace)
 
 
 @pytest.mark.slow
@@ -197,3 +201,76 @@ def test_planning_needs_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- verification and warm-up ----------------------------------------------------
+
+
+@settings(max_examples=10, deadline=None)
+@given(share=st.floats(0.001, 1.0), iterations=st.integers(1, 30))
+def test_a_sample_has_a_share_of_each_site_and_the_largest_of_each_group(
+    share, iterations
+):
+    trace = make_trace(world=4, groups=[(0, 2), (1, 3)], iterations=range(iterations))
+    plan = operations(trace)
+    chosen = plan.sampled(share)
+    assert (chosen == plan.sampled(share)).all()
+    more = 0
+    for site in np.unique(plan.site):
+        rows = plan.site == site
+        drawn, least = int(chosen[rows].sum()), math.ceil(share * int(rows.sum()))
+        assert drawn >= least
+        more += drawn - least
+    assert more <= len(np.unique(plan.group))
+    for group in np.unique(plan.group):
+        rows = plan.group == group
+        assert plan.largest_bytes[rows & chosen].max() == plan.largest_bytes[rows].max()
+
+
+@pytest.fixture(scope="module")
+def overlapped_on_rank_0() -> Trace:
+    """Rank 0 called each all-reduce before its last all-to-all had ended.
+
+    Rank 1 called every operation after the end of the one before.
+    """
+    trace = make_trace(world=2, iterations=(0, 1))
+    issue = trace.panels["call_2/issue"].read(0, len(trace.occurrences)).copy()
+    reduces = [site.operation == "all_reduce" for site in trace.sites]
+    reduced = np.array(reduces)[trace.occurrences.site]
+    for iteration in (0, 1):
+        here = trace.occurrences.iteration == iteration
+        last = issue[here & ~reduced, 0].max()
+        issue[here & reduced, 0] = last + 5  # each all-to-all takes 20 ns
+    return with_times(trace, {"issue": {2: issue}, "start": {2: issue}})
+
+
+def test_all_ranks_verify_in_one_order(overlapped_on_rank_0):
+    plan, programs = planned(overlapped_on_rank_0)
+    assert [programs[rank].chained for rank in (0, 1)] == [False, True]
+    # operations are numbered by site, then by iteration
+    verified = [*range(0, len(plan), 2), *range(1, len(plan), 2)]
+    options = Options(trace=Path("run.h5"))
+    for program in programs.values():
+        assert plan.order(program.operation).tolist() == verified
+        names = [counted_name(options, plan, program, n) for n in range(14)]
+        assert names == [plan.name(operation) for operation in verified]
+        # the pass after it is in the order of the program
+        names = [counted_name(options, plan, program, 14 + n) for n in range(14)]
+        assert names == [plan.name(operation) for operation in program.operation]
+
+
+def test_a_correct_network_is_found_correct(
+    overlapped_on_rank_0, replay_with, tmp_path
+):
+    path = tmp_path / "overlapped.h5"
+    overlapped_on_rank_0.save(path)
+    assert replay_with(path).data["verified"] == "full"
+
+
+def test_the_warm_up_runs_each_group_kind_and_size_class_once(toy):
+    plan = operations(toy(world=4, groups=[(0, 2), (1, 3)], iterations=range(6)))
+    rows = np.flatnonzero(warmed(plan))
+    size_class = np.log2(plan.largest_bytes + 1).astype(int)
+    keys = list(zip(plan.group, plan.kind, size_class, strict=True))
+    assert len({keys[n] for n in rows}) == len(rows) == len({*keys})
+    assert 6 < len(rows) < len(plan) / 3

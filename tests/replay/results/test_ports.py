@@ -2,114 +2,131 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from moetraffic.analysis.intervals import Interval
-from moetraffic.fabric.named import load_fabric
-from moetraffic.replay import make_plan
-from moetraffic.replay.plan.sizes import operation_matrices
-from moetraffic.replay.port_probe import PortProbe
-from moetraffic.replay.results.lower_bound import faster_than
+from moetraffic.replay.plan.matrices import operation_matrices
+from moetraffic.replay.plan.operations import operations
 from moetraffic.replay.results.ports import (
-    DIRECTIONS,
-    PortRate,
-    Ports,
-    best_rate,
-    port_bounds,
-    port_rates,
-    single_cells,
-    slope,
+    destinations,
+    measure_ports,
+    port_bounds_s,
+    port_rows,
+    port_sentence,
 )
-from moetraffic.replay.results.summary import sentences
+
+SIZES = (250_000, 1_000_000)
+WAYS = ("send", "receive")
 
 
-def ports_of(rates, *, spread=0.01):
-    return Ports(
-        rates=port_rates(
-            {
-                (rank, way): [
-                    ((rate, 1.0), (2 * rate, 2.0 + late))
-                    for late in (0.0, spread, 2 * spread)
-                ]
-                for way, row in zip(DIRECTIONS, rates, strict=True)
-                for rank, rate in enumerate(row)
-            },
-            np.array(rates),
-        ),
-        bench_bytes=0,
-        bench_busbw_gbs=1.0,
-    )
+def times_on(rates, shifts, sizes=SIZES, *, repetitions=3, late=0.0):
+    """Times ``[S, K, 2, R]`` on ports of exact rates ``[2, R]``, with a latency."""
+    rng = np.random.default_rng(0)
+    times = np.full((len(shifts), repetitions, 2, rates.shape[1]), 1e-4)
+    for shift, table in zip(shifts, times, strict=True):
+        for sender in np.flatnonzero(shift >= 0):
+            rate = min(rates[0, sender], rates[1, shift[sender]])
+            for ends in (sender, shift[sender]):
+                table[:, :, ends] = 2e-3 + np.array(sizes) / rate
+    return times * (1 + late * rng.random(times.shape))
 
 
-def test_shares_follow_the_rates_of_those_that_receive():
-    cells = single_cells(1, "send", 600, np.array([1.0, 9.0, 2.0, 3.0]))
-    assert cells[1].tolist() == [100, 0, 200, 300]
-    assert cells.sum() == 600
-    back = single_cells(1, "receive", 600, np.array([1.0, 9.0, 2.0, 3.0]))
-    assert (back == cells.T).all()
+def rows_on(rates, nodes, **more):
+    shifts = destinations(nodes)
+    return port_rows(nodes, shifts, SIZES, times_on(np.array(rates), shifts, **more))
 
 
-def test_latency_and_bursts_are_no_part_of_the_rate():
-    rate, latency = 1e6, 0.3
-    small, large = ((b, b / rate + latency) for b in (1e5, 4e5))
-    assert slope(small, large) == pytest.approx(rate)
-    assert slope((1.0, 2.0), (4.0, 2.0)) == pytest.approx(2.0)
+@pytest.mark.parametrize("nodes", ["aa", "ab", "aaa", "abc", "aabb", "abab", "aaab"])
+def test_a_rank_sends_or_receives_and_pairs_are_on_two_hosts(nodes):
+    shifts = destinations(list(nodes))
+    sends = shifts >= 0
+    for row, sender in zip(shifts, sends, strict=True):
+        receivers = row[sender]
+        assert len(set(receivers)) == len(receivers)
+        assert not sender[receivers].any()
+    # every rank sends and receives
+    assert sends.any(axis=0).all()
+    assert set(shifts[sends]) == set(range(len(nodes)))
+    hosts = np.array(list(nodes))
+    crossing = hosts[np.nonzero(sends)[1]] != hosts[shifts[sends]]
+    assert crossing.all() or len(set(nodes)) == 1 or nodes == "aaab"
 
 
-def test_other_processes_only_lengthen_times():
-    """The shortest times of both sizes are 0.1 and 0.4 s, in no repetition together."""
-    late = [(0.1, 0.9), (0.5, 0.4), (0.3, 0.7)]
-    found = best_rate([((1e5, one), (4e5, other)) for one, other in late])
-    assert found.value == pytest.approx(1e6)
-    assert found.low < 1e6 < found.high
+def test_latency_and_delays_are_no_part_of_the_rate():
+    (first, *_) = rows_on([[25e6] * 4] * 2, ["a", "b", "c", "d"])
+    assert first["send"] == pytest.approx(25e6)
+    rows = rows_on([[25e6] * 4] * 2, ["a", "b", "c", "d"], late=0.2, repetitions=5)
+    for row in rows:
+        assert row["send_low"] < row["send"] < row["send_high"]
+        assert row["send"] == pytest.approx(25e6, rel=0.2)
 
 
-def test_a_slow_port_is_named_with_its_rate():
-    found = ports_of([[25e6, 25e6, 6e6, 24e6], [25e6, 25e6, 25e6, 25e6]])
-    assert [(p.rank, p.direction) for p in found.slow] == [(2, "send")]
-    text = found.sentence()
-    assert text.startswith("Slow port: rank 2 sends at 0.00600 GB/s (0.00")
-    assert "others at 0.0240 GB/s to 0.0250 GB/s" in text
-    assert ports_of([[1e6] * 3] * 2).slow == ()
-    even = replace(ports_of([[1e6] * 3] * 2), bench_bytes=15_000, bench_busbw_gbs=0.225)
-    assert even.sentence() == (
-        "Ports: all at 0.00100 GB/s; even all-to-all of 5.00 kB a pair: busbw 0.225 "
-        "GB/s as nccl-tests measures"
-    )
-    small = replace(even, bench_busbw_gbs=0.0002)
-    assert small.sentence().endswith(
-        ", at this size limited by latency or processors, not by ports"
-    )
+def test_a_slow_port_is_named_with_its_host_and_rate():
+    rates = np.full((2, 4), 25e6)
+    rates[0, 2] = 6e6
+    rows = rows_on(rates, ["a", "a", "b", "b"])
+    assert [row["slow"] for row in rows] == ["", "", "send", ""]
+    assert rows[2]["send"] == pytest.approx(6e6, rel=0.05)
+    sentence = port_sentence(rows)
+    assert sentence.startswith("Slow port: rank 2 on b sends at 0.00600 GB/s (")
+    assert sentence.endswith("; others at 0.0250 GB/s.")
+    rates[1, 2] = 6e6
+    assert rows_on(rates, ["a", "a", "b", "b"])[2]["slow"] == "send and receive"
+    even = rows_on([[25e6] * 3] * 2, ["a", "b", "c"])
+    assert port_sentence(even).startswith("No slow port: all send and receive at 0.025")
 
 
-def test_a_port_that_the_others_cannot_fill_has_a_lower_bound():
-    found = ports_of([[1.0, 1.0, 2.5], [1.0, 1.0, 2.5]])
-    limited = {(p.rank, p.direction) for p in found.rates if p.at_least}
-    assert limited == {(2, "send"), (2, "receive")}
+def test_rates_of_unequal_ports_are_found():
+    """Each port as fast as it is, or as the fastest partner that it met."""
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    world = int(rng.integers(3, 6))  # all pairs are measured
+    rates = np.exp(rng.uniform(np.log(3e6), np.log(60e6), (2, world)))
 
+    class Ranks:
+        """All ranks at once: each takes its turn in every exchange."""
 
-def test_a_port_has_a_lower_bound_if_one_share_is_too_large():
-    """Rank 2 sends 3 to 1, so rank 0 is its limit, although both could take 2.5."""
-    rates = {(0, "send"): 2.0, (1, "send"): 2.0, (2, "send"): 1.6}
-    rates |= {(0, "receive"): 1.25, (1, "receive"): 1.25, (2, "receive"): 1.0}
-    samples = {k: [((r, 1.0), (2 * r, 2.0))] * 2 for k, r in rates.items()}
-    for shares, limited in (((1.0, 1.0, 1.0), False), ((3.0, 1.0, 1.0), True)):
-        found = port_rates(samples, np.array([[1.0] * 3, shares]))
-        (port,) = (p for p in found if (p.rank, p.direction) == (2, "send"))
-        assert port.at_least is limited
+        def __init__(self):
+            self.shifts = destinations([f"n{r}" for r in range(world)])
+            self.log = []
+
+        def exchange(self, sends, receives):
+            self.log.append((sends.argmax(), sends.max(), receives.max()))
+            to, size, back = self.log[-1]
+            if not (size or back):
+                return 1e-4
+            sender = 0 if size else int(np.flatnonzero(receives)[0])
+            receiver = to if size else 0
+            return 2e-3 + max(size, back) / min(rates[0, sender], rates[1, receiver])
+
+    ranks = Ranks()
+    nodes = [f"n{r}" for r in range(world)]
+
+    def gather(values):
+        """Rank 0's times are measured, those of the others follow from the rates."""
+        every = np.tile(values, (world, 1))
+        if len(values) > len(ranks.shifts):
+            size = max(size for _, size, back in ranks.log[-2 * len(values) :])
+            table = times_on(rates, ranks.shifts, (size // 4, size), repetitions=5)
+            every = np.moveaxis(table, -1, 0).reshape(world, -1)
+            np.testing.assert_allclose(every[0], values)
+        return every
+
+    for row in measure_ports(0, nodes, ranks.exchange, gather):
+        for way, other in ((0, 1), (1, 0)):
+            most = np.delete(rates[other], row["rank"]).max()
+            want = min(rates[way, row["rank"]], most)
+            assert row[WAYS[way]] == pytest.approx(want, rel=0.01), seed
 
 
 def test_the_bound_of_ports_is_the_slowest_ones_time(toy):
     trace = toy(world=3, iterations=(0, 1))
-    plan = make_plan(trace, dense=False)
+    plan = operations(trace, dense=False)
     rates = np.array([[1e6, 2e6, 3e6], [4e6, 0.5e6, 6e6]])
-    ports = ports_of(rates, spread=0.0)
-    found = port_bounds(plan, operation_matrices(trace, plan), ports)
+    rows = [{"send": a, "receive": b} for a, b in rates.T]
+    bounds = port_bounds_s(plan, operation_matrices(trace, plan), rows)
     for at, members, wire in operation_matrices(trace, plan):
         for n, ranks, cells in zip(at, members, wire, strict=True):
             off = cells * (1 - np.eye(3))
@@ -117,101 +134,4 @@ def test_the_bound_of_ports_is_the_slowest_ones_time(toy):
                 (off.sum(1) / rates[0, ranks]).max(),
                 (off.sum(0) / rates[1, ranks]).max(),
             )
-            assert found[n] == pytest.approx(want)
-
-
-def test_rates_of_hosts_are_found_in_a_network_of_ports(toy, monkeypatch):
-    """Transfers of exact ports with latency: every rate that others can fill."""
-    seed = secrets.randbits(32)
-    rng = np.random.default_rng(seed)
-    world = int(rng.integers(3, 9))
-    rates = np.exp(rng.uniform(np.log(3e6), np.log(60e6), (2, world)))
-    plan = make_plan(toy(world=world, iterations=(0,), layers=(0,)), ranks=())
-
-    class Memory:
-        def empty(self, size):
-            return None
-
-    def timed(self, cells, *, times=1):
-        ports = [cells.sum(axis=1) / rates[0], cells.sum(axis=0) / rates[1]]
-        return 2e-3 + times * float(np.max(ports))
-
-    monkeypatch.setattr(PortProbe, "_time", timed)
-    found = PortProbe(plan, 0, Memory()).run()
-    low = []
-    for port in found.rates:
-        want = rates[DIRECTIONS.index(port.direction), port.rank]
-        # no measurement exceeds the port
-        assert port.rate.value <= want * 1.001, (seed, port)
-        if not port.at_least and port.rate.value < 0.98 * want:
-            low.append(port)
-    # shares converge too slowly for 1 port in 1,000
-    assert len(low) <= 1, (seed, low)
-
-
-def test_a_network_slower_than_the_measured_ports_bounds_nothing(tmp_path):
-    given = tmp_path / "slow.json"
-    given.write_text('{"capacity": "100Mbps", "rates": {"rank2": "30Mbps"}}')
-    network = load_fabric(str(given), 4)
-    ports = ports_of([[11.9e6] * 2 + [3.7e6, 11.8e6], [12e6, 12e6, 11.9e6, 12e6]])
-    said = faster_than(network, ports)
-    assert said.startswith("1 of 8 measured ports exceed the given network")
-    assert "rank 2 receives at 0.0119 GB/s, given 30 Mbps = 0.00375 GB/s" in said
-    fast = load_fabric("single", 4, capacity="100Mbps")
-    assert faster_than(fast, ports) == ""
-    # two ranks of a host share what no port carries
-    hosts = load_fabric("single", 4, capacity="1Mbps", ranks_per_host=2)
-    assert faster_than(hosts, ports) == ""
-
-
-@pytest.mark.slow
-def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_path):
-    trace, file = toy_file(iterations=(0, 1)), tmp_path / "fidelity.json"
-    made = replay_with(trace, probe=True, repeat=2, capacity="1Mbps")
-    made.write_fidelity(file)
-    assert made.ports is not None
-    assert [(p.rank, p.direction) for p in made.ports.rates] == [
-        (rank, way) for rank in (0, 1) for way in DIRECTIONS
-    ]
-    assert all(p.rate.value > 0 for p in made.ports.rates)
-    assert made.ports.bench_busbw_gbs > 0
-    part = made.fidelity.part("all")
-    assert part.over_ports.value > 0
-    assert made.runs == 2
-    said = " ".join(sentences(made))
-    above = Interval(value=2.0, low=1.9, high=2.1)
-    named = made.fidelity.bound_of
-    for given, match, stated in (("", True, True), (named, 1, False), (named, 0, True)):
-        parts = tuple(replace(p, over_bound=above) for p in made.fidelity.parts)
-        more = {"bound_of": given, "bound_hosts_match": match, "parts": parts}
-        of = replace(made.fidelity, **more)
-        text = " ".join(sentences(replace(made, fidelity=of)))
-        # the only ratio of transfers to a bound, or none
-        assert (" the bound of the ports" in text) == stated
-    # ports of one host are none of a network whose ranks have hosts of their own
-    assert "exceed the given network" not in said
-    # two runs of a moment seldom determine a ratio
-    short = Interval(value=0.1, low=0.09, high=0.11)
-    parts = tuple(replace(p, over_bound=short) for p in made.fidelity.parts)
-    sure = replace(made, fidelity=replace(made.fidelity, parts=parts))
-    line = sentences(sure)[0]
-    assert line.startswith(
-        "This replay ran on one host, not on the given network (1 Mbps = 0.000125 GB/s "
-        "a rank): no ratio to its lower bound; all-to-all busbw"
-    )
-    assert "one by one" not in line
-    assert not made.fidelity.bound_exceeded
-    assert (
-        made.fidelity.bound_of == "1 Mbps = 0.000125 GB/s a rank"
-    )  # a name, and a column's header
-    written = json.loads(file.read_text())
-    assert written["ports"] == json.loads(made.to_json())["ports"]
-    assert part.over_ports.low <= part.over_ports.value <= part.over_ports.high
-
-
-def test_a_rate_is_of_one_direction():
-    rate = Interval(value=1.0, low=0.9, high=1.1)
-    port = PortRate(rank=0, direction="send", rate=rate, at_least=False)
-    only = Ports(rates=(port,), bench_bytes=1, bench_busbw_gbs=1.0)
-    assert only.bytes_s("send").tolist() == [1.0]
-    assert only.bytes_s("receive").tolist() == []
+            assert bounds[n] == pytest.approx(want)

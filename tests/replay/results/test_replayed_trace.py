@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moetraffic.analysis.exchange import exchanges
-from moetraffic.replay import make_plan
+from moetraffic.errors import ReplayError, TraceError
+from moetraffic.replay.options import Options
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
-from moetraffic.replay.plan.program import KINDS, Timing
-from moetraffic.replay.results.call_times import measure
-from moetraffic.replay.results.replayed_trace import replayed_trace
+from moetraffic.replay.plan.operations import KINDS, operations
+from moetraffic.replay.plan.program import programs
+from moetraffic.replay.results.durations import durations
+from moetraffic.replay.results.replayed_trace import replayed_trace, write
 from moetraffic.report.views.info import about, layout
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
 from moetraffic.trace.trace import Trace
 from moetraffic.trace.what_if.rescale import Scaling, rescale
+from tests.replay.results.timed import back_to_back
 
 BESIDE = BackgroundTraffic(
     groups=((0, 1), (0, 1)),
@@ -42,23 +46,18 @@ BESIDE = BackgroundTraffic(
 )
 
 
-def timed(plan) -> dict[int, Timing]:
-    found = {}
-    for rank, program in plan.programs.items():
-        issue = 1000 + 100 * np.arange(len(program), dtype=np.int64) + rank
-        found[rank] = Timing(
-            operation=program.operation,
-            issue=issue,
-            start=issue + 1,
-            end=issue + 50,
-            due=np.full(len(program), UNKNOWN_TIME, np.int64),
-        )
-    return found
-
-
-def saved(made: Trace, path) -> Trace:
-    made.save(path)
-    return Trace.open(path)
+def replayed(trace, plan, *, scaling=Scaling(), nodes="", **more) -> Trace:  # noqa: B008
+    before = programs(trace, plan, range(plan.world))
+    orders = {rank: program.operation for rank, program in before.items()}
+    times = back_to_back(plan, lambda r, o: 50 + r, orders=orders)
+    return replayed_trace(
+        trace,
+        plan,
+        times,
+        options=Options(trace=Path("toy.h5"), scaling=scaling),
+        nodes=list(nodes or "n" * plan.world),
+        **more,
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,75 +66,59 @@ def saved(made: Trace, path) -> Trace:
 def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
     trace = toy(world=4, groups=[(0, 2), (3, 1)], iterations=range(4))
     trace = trace.replaced(meta=replace(trace.meta, virtual=True))
-    trace = rescale(trace, Scaling(**ranks, factor=Fraction(1, 2)))
-    plan = make_plan(trace, in_common=True)
-    times = timed(plan)
-    made = replayed_trace(
-        trace,
-        plan,
-        times,
-        backend="gloo",
-        nodes=["n"] * plan.world,
-        rescaled=True,
-        runs=[measure(plan, times)] * 5,
-        settings="--pace asap --bytes x1/2",
-    )
-    with saved(made, tmp_path / "out.h5") as found:
-        assert found.meta.world == plan.world
+    scaling = Scaling(**ranks, factor=Fraction(1, 2))
+    trace = rescale(trace, scaling)
+    plan = operations(trace, in_common=True)
+    own = durations(plan, back_to_back(plan, lambda r, o: 50 + r))
+    replayed(trace, plan, scaling=scaling, runs=[own] * 5).save(tmp_path / "out.h5")
+    with Trace.open(tmp_path / "out.h5") as made:
+        assert made.meta.world == plan.world
         # real ranks, on which the layout is unknown; the times are of one of the runs
-        assert not found.meta.virtual
-        assert layout(found) == "layout unknown"
-        assert "EP" not in about(found)
-        assert found.meta.source.endswith(
-            " (median run of 5) with --pace asap --bytes x1/2"
-        )
-        again = make_plan(found, in_common=True)
-        for name in ("total_bytes", "network_bytes", "bottleneck_bytes", "iteration"):
-            key = np.lexsort((plan.iteration, plan.site))
-            mine = getattr(plan, name)[key]
-            theirs = getattr(again, name)[np.lexsort((again.iteration, again.site))]
-            np.testing.assert_array_equal(np.sort(mine), np.sort(theirs))
+        assert not made.meta.virtual
+        assert layout(made) == "layout unknown"
+        assert "EP" not in about(made)
+        assert " (median run of 5) with --pace asap --" in made.meta.source
+        again = operations(made, in_common=True)
+        for name in ("total_bytes", "network_bytes", "bottleneck_bytes"):
+            np.testing.assert_array_equal(
+                np.sort(getattr(plan, name)), np.sort(getattr(again, name))
+            )
         np.testing.assert_array_equal(again.rank_bytes, plan.rank_bytes)
-        for rank, program in again.programs.items():
+        before = programs(trace, plan, range(plan.world))
+        for rank, program in programs(made, again, range(plan.world)).items():
             # each rank goes through the same operations in the same order
-            was = [plan.name(o) for o in plan.programs[rank].operation]
-            assert [again.name(o) for o in program.operation] == was
-        assert found.runs["calls"].sum() == 5 * (len(found.find()) + 4)
-        occurrence = np.array([found.find()[0]])
-        assert (np.stack(found.times(occurrence)) != UNKNOWN_TIME).all()
+            names = [plan.name(o) for o in before[rank].operation]
+            assert [again.name(o) for o in program.operation] == names
+        assert made.runs["calls"].sum() == 5 * (len(made.find()) + 4)
+        first = np.array([made.find()[0]])
+        assert (np.stack(made.times(first)) != UNKNOWN_TIME).all()
 
 
-def test_what_was_added_is_there_with_its_groups_and_bytes(toy, tmp_path):
+def test_background_traffic_has_its_groups_and_bytes(toy, tmp_path):
     trace = toy(world=2, iterations=range(3))
-    plan = make_plan(trace, background=BESIDE)
+    plan = operations(trace, background=BESIDE)
     clocks = np.zeros(2, CLOCK)
     clocks["rank"], clocks["offset_ns"] = [0, 1], [0, 77]
-    made = replayed_trace(
-        trace, plan, timed(plan), backend="gloo", nodes=["a", "b"], clocks=clocks
-    )
-    with saved(made, tmp_path / "out.h5") as found:
-        assert [g.kind for g in found.groups[-2:]] == ["tp", "pp"]
-        assert found.clocks["offset_ns"].tolist() == [0, 77]
-        reduced = found.find(operation="all_reduce", group=len(found.groups) - 2)
-        assert (found.volume(reduced) == 4096).all()
-        sent = found.find(operation="send_recv")
-        assert len(sent) == 3
-        assert found.volume(sent).tolist() == [[0, 512]] * 3
-        again = make_plan(found)
+    replayed(trace, plan, nodes="ab", clocks=clocks).save(tmp_path / "out.h5")
+    with Trace.open(tmp_path / "out.h5") as made:
+        assert [g.kind for g in made.groups[-2:]] == ["tp", "pp"]
+        assert made.clocks["offset_ns"].tolist() == [0, 77]
+        reduced = made.find(operation="all_reduce", group=len(made.groups) - 2)
+        assert (made.volume(reduced) == 4096).all()
+        assert made.volume(made.find(operation="send_recv")).tolist() == [[0, 512]] * 3
+        again = operations(made)
         np.testing.assert_array_equal(
             np.bincount(again.kind, minlength=len(KINDS)),
             np.bincount(plan.kind, minlength=len(KINDS)),
         )
         assert again.total_bytes.sum() == plan.total_bytes.sum()
-        assert (found.steps.end > found.steps.start).all()
+        assert (made.steps.end > made.steps.start).all()
 
 
-def test_dense_operations_of_the_trace_have_times_too(captured):
+def test_on_its_own_ranks_it_is_the_trace_with_new_times(captured):
     with Trace.open(captured) as trace:
-        plan = make_plan(trace, iterations=range(2))
-        made = replayed_trace(
-            trace, plan, timed(plan), backend="gloo", nodes=[""] * plan.world
-        )
+        plan = operations(trace, iterations=range(2))
+        made = replayed(trace, plan)
         dense = made.find(operation="all_reduce")
         assert len(dense)
         for times in made.times(dense):
@@ -150,17 +133,26 @@ def test_dense_operations_of_the_trace_have_times_too(captured):
 def test_why_a_replay_has_no_demand_is_true_of_every_replay(toy, change):
     """No router was seen in the capture; other ranks or added traffic have none."""
     trace = toy(world=2, iterations=range(4))
-    rescaled, added = change == "ranks", BESIDE if change == "traffic" else None
-    if rescaled:
-        trace = rescale(trace, Scaling(expand="4"))
-    plan = make_plan(trace, in_common=True, background=added)
-    nodes = ["n"] * plan.world
-    made = replayed_trace(
-        trace, plan, timed(plan), backend="gloo", nodes=nodes, rescaled=rescaled
-    )
+    scaling = Scaling(expand="4" * (change == "ranks"))
+    trace = rescale(trace, scaling) if change == "ranks" else trace
+    added = BESIDE if change == "traffic" else None
+    plan = operations(trace, in_common=True, background=added)
     notes: list[str] = []
-    exchanges(made, notes)
-    (note,) = (each for each in notes if "no demand" in each)
+    exchanges(replayed(trace, plan, scaling=scaling), notes)
+    (note,) = (text for text in notes if "no demand" in text)
     for cause in ("changed ranks or bytes", "added traffic", "no router was seen"):
         assert cause in note
-    assert "register yours" not in note
+
+
+def test_a_trace_that_cannot_be_written_is_kept_elsewhere(toy, tmp_path, monkeypatch):
+    trace, tried = toy(), []
+
+    def save(self, path, **more):
+        tried.append(path)
+        if path.parent == tmp_path:
+            raise TraceError("no space left")
+
+    monkeypatch.setattr(Trace, "save", save)
+    with pytest.raises(ReplayError, match=r"no space left; .* is kept as .*out-kept-"):
+        write(trace, tmp_path / "out.h5", force=False)
+    assert len(tried) == 2

@@ -1,206 +1,132 @@
-"""A summary's figures follow from bytes and times; the trace holds both."""
+"""The result of a replay: its tables, sentences and JSON, from known times."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from moetraffic.replay import make_plan
+from moetraffic.replay.options import Options
+from moetraffic.replay.pace import parse_pace
+from moetraffic.replay.plan.operations import operations
 from moetraffic.replay.plan.program import Timing
-from moetraffic.replay.results.audit import audit
-from moetraffic.replay.results.baselines import Baselines
-from moetraffic.replay.results.call_times import measure
-from moetraffic.replay.results.replayed_trace import replayed_trace
-from moetraffic.replay.results.result import summarize
-from moetraffic.trace.model import UNKNOWN_TIME
-from moetraffic.trace.panel import ArrayPanel
-from moetraffic.trace.trace import Trace
+from moetraffic.replay.results.result import conclude
+from moetraffic.trace.model import CLOCK
+from tests.replay.results.timed import back_to_back
 
 
-def timed(plan, took) -> dict[int, Timing]:
-    """Times in which rank r needs ``took(r, operation)`` ns, back to back."""
-    found = {}
-    for rank, program in plan.programs.items():
-        lasts = np.array([took(rank, int(o)) for o in program.operation], np.int64)
-        issue = 1000 + 10_000 * rank + np.concatenate([[0], np.cumsum(lasts)[:-1]])
-        found[rank] = Timing(
-            operation=program.operation,
-            issue=issue,
-            start=issue,
-            end=issue + lasts,
-            due=np.full(len(lasts), UNKNOWN_TIME, np.int64),
+def concluded(toy, factors, *, nodes="abc", capacity="8Gbps", **more):
+    """Result of runs that take the port bound of 1 GB/s times a factor."""
+    trace = toy(world=3, iterations=range(5), largest=10**7)
+    plan = operations(trace, dense=False)
+    bound = plan.bottleneck_bytes
+    runs = [
+        back_to_back(plan, lambda r, o, f=factor: max(1, int(f * bound[o])))
+        for factor in factors
+    ]
+    options = Options(trace=Path("toy.h5"), capacity=capacity, repeat=len(factors))
+    return conclude(options, trace, plan, runs, nodes=list(nodes), **more)
+
+
+def test_the_first_screen_is_a_table_and_few_sentences(toy):
+    result = concluded(toy, [2.0, 2.2, 2.1])
+    (kind,) = result.rows("kinds")
+    assert kind["call"] == "all-to-all"
+    assert kind["busbw_gbs"] == pytest.approx(0.477, abs=1e-3)
+    assert kind["busbw_gbit_s"] == pytest.approx(8 * kind["busbw_gbs"])
+    assert kind["busbw_interval"] == pytest.approx((0.423, 0.536), abs=1e-3)
+    assert len(result.verdict) <= 5
+    assert result.verdict[0] == (
+        "All-to-all busbw 0.477 GB/s (95% CI 0.423 to 0.536) = 3.81 Gbit/s, over 3 "
+        "runs; transfers took 2.10 (95% CI 1.86 to 2.36) times the bound of 8 Gbps = "
+        "1.00 GB/s a rank."
+    )
+    assert result.verdict[1].startswith("Verified: every size and byte; 5 iterations, ")
+    assert "--ports measures each rank's" in result.verdict[2]
+    screen = "\n".join(result.lines(result.screen, width=100))
+    assert screen.startswith("trace, as fast as possible, 3 ranks on 3 hosts, gloo\n")
+
+
+def test_a_value_is_stated_only_if_its_interval_is_narrow(toy):
+    result = concluded(toy, [2.0, 40.0, 5.0])
+    assert "GB/s (95% CI; not determined), over 3 runs" in result.verdict[0]
+    assert "Gbit/s" not in result.verdict[0]
+    assert any("--repeat 12 on idle hosts narrows it" in note for note in result.notes)
+
+
+def test_no_ratio_is_stated_to_a_network_on_which_it_did_not_run(toy):
+    elsewhere = concluded(toy, [2.0], nodes="aaa")
+    assert "bound" not in " ".join(elsewhere.verdict)
+    assert any("not on 8 Gbps = 1.00 GB/s a rank" in note for note in elsewhere.notes)
+    faster = concluded(toy, [0.2, 0.22, 0.21])
+    assert "bound" not in " ".join(faster.verdict)
+    assert any("the network is faster" in note for note in faster.notes)
+
+
+def test_slow_ports_clocks_and_other_load_are_stated(toy):
+    clocks = np.zeros(3, CLOCK)
+    clocks["rank"], clocks["error_ns"] = range(3), [0, 10**6, 10**6]
+    ports = [
+        {
+            **{"rank": rank, "host": host, "slow": "send" * (rank == 2)},
+            **{f"{way}{end}": rate for way in ("send", "receive") for end in ENDS},
+        }
+        for rank, (host, rate) in enumerate(zip("abc", (1e9, 1e9, 1e8), strict=True))
+    ]
+    meters = np.array([[2.0, 1.0, 1.0], [2.0, 9.0, 1.0], [2.0, 1.0, 1.0]])
+    result = concluded(toy, [2.0], clocks=clocks, ports=ports, meters=meters)
+    texts = " ".join(result.verdict)
+    assert "Slow port: rank 2 on c sends at 0.100 GB/s (0.100 to 0.100)" in texts
+    notes = " ".join(result.notes)
+    assert "agree within 2 ms: " in notes
+    assert "on b, other processes used 4 of " in notes
+    limits = [row for row in result.rows("ratios") if row["baseline"] == "ports"]
+    assert limits
+    assert [row["slow"] for row in result.rows("ports")] == ["", "", "send"]
+
+
+ENDS = ("", "_low", "_high")
+
+
+def test_json_has_every_table_and_fact(toy):
+    stack = [{"field": "torch", "recorded": "2.13"}]
+    result = concluded(toy, [2.0], stack=stack)
+    document = json.loads(json.dumps(result.to_dict()))
+    assert document["tables"]["stack"] == stack
+    assert document["data"]["operations"] == {"all_to_all": 30}
+    assert document["data"]["runs"] == 1
+    for table in ("kinds", "operations", "ratios", "ranks"):
+        assert document["tables"][table]
+    assert {row["host"] for row in document["tables"]["ranks"]} == set("abc")
+
+
+def test_a_replay_at_the_captured_times_has_the_ratio_one(toy):
+    """Times taken from the trace itself: ratios are 1, and the schedule is kept."""
+    trace = toy(world=2, iterations=range(6))
+    plan = operations(trace)
+    times = {}
+    for rank in range(2):
+        rows = np.flatnonzero(plan.of_rank(rank))
+        table = np.zeros((2, len(rows)), np.int64)
+        for n, row in enumerate(plan.occurrence[rows].tolist()):
+            one = np.array([row])
+            at = int(np.flatnonzero(trace.members(one)[0] == rank)[0])
+            _, start, end = (t[0, at] for t in trace.times(one))
+            table[:, n] = start, end
+        times[rank] = Timing(
+            operation=rows, issue=table[0], end=table[1], due=table[0] - 5_000
         )
-    return found
-
-
-def _at(timing: Timing, operation: int, name: str) -> int:
-    """One time of one operation."""
-    return int(getattr(timing, name)[timing.operation == operation][0])
-
-
-def summary_of(plan, times, **more):
-    return summarize(
-        plan,
-        measure(plan, times),
-        backend="gloo",
-        nodes=["a"] * plan.world,
-        verified="full",
-        **more,
-    )
-
-
-def with_wire(trace: Trace, wire: np.ndarray) -> Trace:
-    name = f"call_{wire.shape[1]}/wire"
-    counts = trace.panels[name].read(0, 1)
-    panel = ArrayPanel(np.concatenate([counts, wire]))
-    return trace.replaced(panels=trace.panels | {name: panel})
-
-
-@pytest.mark.parametrize("world", [2, 4, 8])
-def test_for_an_even_exchange_busbw_is_nccls(toy, world):
-    """nccl-tests: algbw = S/t and busbw = algbw (n-1)/n, S a rank's whole buffer."""
-    trace = toy(world=world, iterations=(0,), layers=(0,))
-    part = 5000
-    plan = make_plan(with_wire(trace, np.full((2, world, world), part)), dense=False)
-    summary = summary_of(plan, timed(plan, lambda r, o: 2_000))
-    algbw = world * part / 2e-6 / 1e9
-    assert summary.algbw_gbs is not None
-    assert summary.busbw_gbs is not None
-    assert summary.algbw_gbs.max == pytest.approx(algbw)
-    assert summary.busbw_gbs.max == pytest.approx(algbw * (world - 1) / world)
-
-
-def test_for_an_uneven_exchange_busbw_is_the_busiest_links(toy):
-    trace = toy(world=3, iterations=(0,), layers=(0,))
-    wire = np.array([[[900, 10, 20], [5, 0, 0], [70, 300, 4]]] * 2)
-    plan = make_plan(with_wire(trace, wire), dense=False)
-    summary = summary_of(plan, timed(plan, lambda r, o: 1_000 + r))
-    assert summary.busbw_gbs is not None
-    assert summary.algbw_gbs is not None
-    # rank 2 sends 370 to others; rank 0 holds 975 in its receive buffer
-    assert summary.busbw_gbs.max == pytest.approx(370 / 1.002e-6 / 1e9)
-    assert summary.algbw_gbs.max == pytest.approx(975 / 1.002e-6 / 1e9)
-    assert summary.total_bytes == 2 * 1309 + 9 * 8
-    assert summary.network_bytes == 2 * 405 + 6 * 8
-    assert summary.rank_bytes == (2 * 930 + 24, 2 * 5 + 24, 2 * 374 + 24)
-
-
-def test_an_operation_takes_as_long_as_its_slowest_member(toy):
-    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]), dense=False)
-    # on operation o, member rank r needs 100 r + o us; rank r begins 10 r us late
-    times = timed(plan, lambda r, o: (100 * r + o) * 1000)
-    took = measure(plan, times)
-    for n in range(len(plan)):
-        members = plan.groups[plan.group[n]]
-        assert took.call_s[n] == pytest.approx((100 * max(members) + n) / 1e6)
-        assert took.slowest[n] == max(members)
-        issues = {r: _at(times[r], n, "issue") for r in members}
-        assert took.last[n] == max(issues, key=issues.__getitem__)
-        ends = [_at(times[r], n, "end") for r in members]
-        moved = max(ends) - max(issues.values())
-        assert took.transfer_s[n] == pytest.approx(moved / 1e9)
-    summary = summary_of(plan, times)
-    assert summary.straggler in (2, 3)
-    assert summary.straggler_share == 0.5
-    # from the first call of rank 0, 30 us before that of rank 3
-    assert summary.wall_s == pytest.approx(
-        (30 + sum(100 * 3 + int(o) for o in plan.programs[3].operation)) / 1e6
-    )
-    assert summary.time_us.max == pytest.approx(took.call_s.max() * 1e6)
-    assert summary.time_us.p50 == pytest.approx(np.median(took.call_s) * 1e6)
-    assert [s.time_us for s in summary.slowest] == sorted(took.call_s * 1e6)[:-6:-1]
-    assert summary.slowest[0].operation == plan.name(int(took.call_s.argmax()))
-
-
-def test_ranks_alone_wait_for_nobody_and_cross_no_network(toy):
-    plan = make_plan(toy(world=2, groups=[(0,), (1,)]), dense=False)
-    summary = summary_of(plan, timed(plan, lambda r, o: 1000))
-    assert summary.straggler is None
-    assert summary.busbw_gbs is None
-    assert summary.total_busbw_gbs is None
-    assert summary.algbw_gbs is not None
-    assert summary.network_bytes == 0
-    assert json.loads(summary.to_json())["busbw_gbs"] is None
-
-
-def test_the_frame_has_a_row_for_each_part_with_its_bytes_and_times(toy):
-    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]))
-    times = timed(plan, lambda r, o: 1000 + r + o)
-    measured = measure(plan, times)
-    bound = Baselines(bound_s=measured.call_s / 2, bound_of="half")
-    fidelity = audit(plan, times, measured, baselines=bound)
-    frame = summary_of(plan, times, fidelity=fidelity).to_frame()
-    frame = frame.set_index(["part", "label"])
-    whole, layer = frame.loc["all", ""], frame.loc["layer", "1"]
-    in_layer = np.array([s.layer for s in plan.sites])[plan.site] == 1
-    for row, mine in ((whole, plan.iteration >= 0), (layer, in_layer)):
-        assert row["number"] == mine.sum()
-        assert row["total_bytes"] == plan.total_bytes[mine].sum()
-        assert row["network_bytes"] == plan.network_bytes[mine].sum()
-        assert row["time_total_s"] == pytest.approx(measured.call_s[mine].sum())
-        assert row["time_max_s"] == pytest.approx(measured.call_s[mine].max())
-        assert row["over_bound"] == pytest.approx(2)
-        assert row["over_bound_low"] <= 2 <= row["over_bound_high"]
-    assert np.isnan(whole["over_captured"])
-    kinds = frame.loc["operation", "number"]
-    assert kinds.to_dict() == {"all_to_all": 36, "all_reduce": 3}
-    assert len(frame) == len(fidelity.parts)
-
-
-def test_the_replayed_trace_is_the_same_traffic_at_new_times(toy, tmp_path):
-    trace = toy(world=5, groups=[(4, 0, 2), (1, 3)], iterations=(3, 5, 8))
-    plan = make_plan(trace, iterations=range(4, 9))
-    times = timed(plan, lambda r, o: 1000 + 7 * r + o)
-    made = replayed_trace(trace, plan, times, backend="gloo", nodes=["n"] * 5)
-    path = tmp_path / "replayed.h5"
-    made.save(path)
-    with Trace.open(path) as found:
-        assert (found.meta.origin, found.meta.source) == ("replayed", "trace")
-        assert found.meta.nodes == ("n",) * 5
-        assert found.meta.backend == "gloo"
-        assert found.iterations.tolist() == [5, 8]
-        again = make_plan(found)
-        assert (again.checksum == plan.checksum).all()
-        assert (again.iteration == plan.iteration).all()
-        for n, occurrence in enumerate(again.occurrence):
-            one = np.array([occurrence])
-            told = np.stack(found.times(one))[:, 0]
-            group = found.sites[found.occurrences.site[occurrence]].group
-            for member, rank in enumerate(found.groups[group].ranks):
-                at = int(np.flatnonzero(times[rank].operation == n)[0])
-                assert told[:, member].tolist() == [
-                    times[rank].issue[at],
-                    times[rank].start[at],
-                    times[rank].end[at],
-                ]
-        steps = found.steps
-        for rank in range(5):
-            of = plan.iteration[times[rank].operation] == 8
-            assert steps.start[1, rank] == times[rank].issue[of].min()
-            assert steps.end[1, rank] == times[rank].end[of].max()
-        assert np.isnan(steps.loss).all()
-        assert (steps.tokens == -1).all()
-
-
-def test_routings_keep_their_demand_and_lose_their_times(captured):
-    with Trace.open(captured) as trace:
-        plan = make_plan(trace, iterations=range(2))
-        times = timed(plan, lambda r, o: 1000)
-        made = replayed_trace(trace, plan, times, backend="gloo", nodes=[""] * 4)
-        for layer in trace.layers:
-            routed = made.find(operation="routing", layer=layer)
-            want = trace.find(operation="routing", layer=layer, iterations=range(2))
-            np.testing.assert_array_equal(made.demand(routed), trace.demand(want))
-            for time in made.times(routed):
-                assert (time == UNKNOWN_TIME).all()
-        assert (make_plan(made).checksum == plan.checksum).all()
-        assert dataclasses.replace(made.meta, **_changed(trace)) == trace.meta
-
-
-def _changed(trace: Trace) -> dict[str, object]:
-    names = ("origin", "source", "backend", "nodes", "complete", "missing")
-    names += ("moetraffic", "torch", "python", "created")
-    return {name: getattr(trace.meta, name) for name in names}
+    options = Options(trace=Path("toy.h5"), pace=parse_pace("open-loop"))
+    result = conclude(options, trace, plan, [times], nodes=["a", "a"])
+    ratios = [r for r in result.rows("ratios") if r["baseline"] == "captured"]
+    assert {(r["by"], r["label"]) for r in ratios} >= {("all", ""), ("layer", "1")}
+    for row in ratios:
+        if row["by"] != "iteration":
+            assert row["ratio"] == pytest.approx(1, abs=1e-6)
+    (late,) = result.rows("schedule")
+    assert late["error_max"] == late["error_p50"] == pytest.approx(5e-6)
+    assert late["took"] == pytest.approx(late["schedule"])
+    assert "times as long as captured" in " ".join(result.verdict)
+    assert "off their due times" in " ".join(result.verdict)

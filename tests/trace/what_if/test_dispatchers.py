@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.errors import TraceError
-from moetraffic.replay import make_plan
+from moetraffic.replay import operations, program
 from moetraffic.trace.choices import expert_ids
 from moetraffic.trace.matrix import contiguous_placement
 from moetraffic.trace.model import TRANSPOSED_PHASES, Group, Meta, Steps
@@ -140,10 +140,12 @@ def test_returning_rows_take_the_steps_in_the_reversed_order():
     issue = np.repeat(at[:, None], 4, axis=1)
     times = {"issue": issue, "start": issue, "end": issue + 90}
     timed = with_times(trace, {name: {4: values} for name, values in times.items()})
-    plan = make_plan(redispatch(timed, "deduplicated", ranks_per_node=2))
+    made = redispatch(timed, "deduplicated", ranks_per_node=2)
+    plan = operations(made)
+    of_first = program(made, plan, 0)
     order = [
         (plan.sites[s].phase, plan.sites[s].label)
-        for s in plan.site[plan.programs[0].operation]
+        for s in plan.site[of_first.operation]
         if plan.sites[s].phase in ("dispatch", "combine")
     ][:4]
     assert order == [
@@ -152,13 +154,12 @@ def test_returning_rows_take_the_steps_in_the_reversed_order():
         ("combine", "intra-node"),
         ("combine", "inter-node"),
     ]
-    program = plan.programs[0]
-    phases = [plan.sites[s].phase for s in plan.site[program.operation]]
+    phases = [plan.sites[s].phase for s in plan.site[of_first.operation]]
     for n in range(1, len(phases)):
         if phases[n] and phases[n] == phases[n - 1]:
-            assert program.gap_ns[n] == 0  # the second follows the first
-        elif plan.iteration[program.operation[n]] == 0:
-            assert program.gap_ns[n] >= 10  # compute between exchanges stays
+            assert of_first.gap_ns[n] == 0  # the second follows the first
+        elif plan.iteration[of_first.operation[n]] == 0:
+            assert of_first.gap_ns[n] >= 10  # compute between exchanges stays
 
 
 def test_a_sample_of_tokens_estimates_the_share_of_copies_that_stay():

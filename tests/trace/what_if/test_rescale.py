@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay import make_plan
+from moetraffic.replay import operations, programs
 from moetraffic.trace import Group, Meta, Occurrences, Site, Steps, Trace
 from moetraffic.trace.model import PHASES, TRANSPOSED_PHASES, UNKNOWN_TIME, Presence
 from moetraffic.trace.order import common_order, merged
@@ -334,7 +334,7 @@ def test_messages_go_between_the_ranks_that_carry_their_ends():
     few, ledger = rescaled(pipeline(), Scaling(rank_map="0,-,1,2"))
     assert [s.peers for s in few.sites] == [(1, 2), (2, 1)]
     assert ledger.left_out == 4
-    plan = make_plan(few)
+    plan = operations(few)
     assert (plan.sender.tolist(), plan.receiver.tolist()) == ([1, 2], [2, 1])
     # a message is not split: the first of the new ranks sends it
     more = rescale(pipeline(), Scaling(expand="8"))
@@ -348,10 +348,12 @@ def test_messages_go_between_the_ranks_that_carry_their_ends():
 
 def test_rank_for_rank_nothing_changes():
     trace = make_trace(world=4, groups=[(0, 2), (3, 1)])
-    same, plan = make_plan(rescaled(trace, Scaling())[0]), make_plan(trace)
-    for rank, program in plan.programs.items():
+    mapped = rescaled(trace, Scaling())[0]
+    same, plan = operations(mapped), operations(trace)
+    others = programs(mapped, same, range(4))
+    for rank, program in programs(trace, plan, range(4)).items():
         for name, values in vars(program).items():
-            np.testing.assert_array_equal(values, getattr(same.programs[rank], name))
+            np.testing.assert_array_equal(values, getattr(others[rank], name))
     assert same.checksum.tolist() == plan.checksum.tolist()
 
 
@@ -409,10 +411,11 @@ def test_it_can_be_saved_and_is_planned_the_same(tmp_path):
     made.save(tmp_path / "folded.h5")
     with Trace.open(tmp_path / "folded.h5") as found:
         assert found.meta.world == 2
-        again, plan = make_plan(found, in_common=True), make_plan(made, in_common=True)
+        again, plan = (operations(t, in_common=True) for t in (found, made))
+        others = programs(found, again, (0, 1))
         assert (again.checksum == plan.checksum).all()
-        for rank, program in plan.programs.items():
-            theirs = again.programs[rank].operation
+        for rank, program in programs(made, plan, (0, 1)).items():
+            theirs = others[rank].operation
             assert theirs.tolist() == program.operation.tolist()
 
 
@@ -448,10 +451,10 @@ def test_the_digest_covers_times_which_order_the_operations_at_every_pace():
     issue = trace.panels["call_2/issue"].read(0, len(trace.occurrences)).copy()
     issue[3, 1] -= 1
     other = with_times(trace, {"issue": {2: issue}})
-    one, two = (make_plan(t, ranks=()).digest for t in (trace, other))
+    one, two = (operations(t).digest for t in (trace, other))
     assert one != two
     renamed = trace.replaced(meta=replace(trace.meta, model="other"))
-    assert make_plan(renamed).digest == one
+    assert operations(renamed).digest == one
 
 
 # ---- missing records -------------------------------------------------------------

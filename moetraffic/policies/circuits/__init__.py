@@ -1,1 +1,0 @@
-"""Policies for circuits under a reconfiguration delay."""

@@ -1,1 +1,0 @@
-"""Policies that place and replicate experts on ranks."""

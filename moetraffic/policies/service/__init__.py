@@ -1,1 +1,0 @@
-"""Service models: the time that a plan needs to carry the true traffic."""

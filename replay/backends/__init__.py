@@ -1,1 +1,0 @@
-"""Communication backends of a replay."""

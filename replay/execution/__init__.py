@@ -1,1 +1,0 @@
-"""Execution of a replay on one rank: buffers, verification, timed passes."""

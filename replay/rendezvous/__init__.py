@@ -1,1 +1,0 @@
-"""Rendezvous of the ranks: store, handshake, failure reports and root cause."""
