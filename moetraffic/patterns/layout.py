@@ -542,7 +542,7 @@ class Layout:
 
 
 def _check_number(name: str, given: Values) -> None:
-    if isinstance(given, (bool, int)):
+    if isinstance(given, (bool, int, float)) and given == given:
         return
     made = np.asarray(given)
     if made.dtype.kind not in "biuf" or np.isnan(made).any():

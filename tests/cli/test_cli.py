@@ -58,7 +58,7 @@ def test_info_refuses_what_is_no_trace(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["capture", "--nproc", "0"], "at least one rank"),
+        (["capture", "--nproc", "0"], "1 to 4096 ranks, but nproc is 0"),
         (["capture", "--ep", "3"], "ep must divide dp"),
         (["capture", "--tp", "3"], "there are 4 for 1 x 3 x 1 x 1"),
         (["capture", "--dp", "2"], "there are 4 for 2 x 1 x 1 x 1"),
@@ -70,7 +70,7 @@ def test_info_refuses_what_is_no_trace(
         (["run", "--k", "0", "true"], "at least 1, but is 0"),
         (["import", "--k", "0", "a.csv", "-o", "b.h5"], "at least 1, but is 0"),
         (["capture", "--router", "magic"], "the router is one of"),
-        (["capture", "--router", "switch", "--k", "2"], "Switch routes a token to one"),
+        (["capture", "--router", "switch", "--k", "2"], "Switch has k 1 alone"),
         (["capture", "--dispatch", "padded", "--capacity-factor", "0"], "capacity"),
         (["capture", "--iterations", "many"], "whole number"),
         (["capture", "-o", "nowhere/run.h5"], "does not exist"),
@@ -88,7 +88,7 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "--device", "gpu"], "the device is one of cpu, cuda"),
         (["capture", "--seed", "9" * 20], "seed must be at most"),
         (["capture", "--learning-rate", "nan"], "must be a finite number"),
-        (["capture", "--nproc", "1000000"], "at most 4096 ranks"),
+        (["capture", "--nproc", "1000000"], "1 to 4096 ranks"),
         (["capture", "--nproc", "3"], "8 experts do not spread over 3"),
         (["capture", "--hidden", "400000"], "GB are available"),
         (["capture", "-o", "x" * 300], "File name too long"),
@@ -353,7 +353,7 @@ def test_ctrl_c_ends_a_capture_and_keeps_it(
 def test_a_trace_is_not_written_under_the_name_of_another_format(
     capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
 ) -> None:
-    for verb in (["place", str(captured)], ["pattern"], ["capture"]):
+    for verb in (["place", str(captured)], ["capture"]):
         said = refused(capsys, *verb, "-o", str(tmp_path / "made.json"))
         assert f"ends in .json: name it {tmp_path / 'made.h5'}" in said
     assert not list(tmp_path.glob("made*"))

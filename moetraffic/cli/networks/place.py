@@ -10,7 +10,7 @@ from typer import Option
 
 from moetraffic.cli.show import AllTables, AsJson, Force, Only, show
 from moetraffic.files import validate_outputs
-from moetraffic.patterns import Layout
+from moetraffic.patterns.layout import ORDER
 from moetraffic.patterns.placement import PLACEMENTS
 from moetraffic.report.console.options import TraceFile, trace_output
 from moetraffic.result import Result
@@ -53,7 +53,7 @@ def place(
     order: Annotated[
         str,
         Option(help="Order of the parallel axes over ranks, fastest-varying first."),
-    ] = Layout().order,
+    ] = ORDER,
     tables: AllTables = False,
     only: Only = None,
     as_json: AsJson = False,
