@@ -99,7 +99,7 @@ class Bench:
             "cluster": Cluster(rate_bytes_s=OPTICAL.rate_bytes_s),
         }
         self.used: dict[str, Any] = {}  # networks that served policies
-        self._kept: dict[tuple[Any, ...], Any] = {}
+        self._kept: dict[Any, Any] = {}
 
     def series(self, unit: str) -> ExchangeSeries:
         """Read the series of a unit, "bytes" or "tokens"."""
@@ -107,7 +107,7 @@ class Bench:
             return self.trace
         if unit not in self._kept:
             read = {"bytes": byte_series, "tokens": token_series}[unit]
-            self._kept[unit] = read(  # type: ignore[index]
+            self._kept[unit] = read(
                 self.trace,
                 phase=self.conditions.phase,
                 layers=self.conditions.layers,
@@ -228,8 +228,14 @@ class Bench:
                     break
             else:
                 runs[forecaster] = run_policy(
-                    *(maker, series, forecasts, points, network),
-                    **{"age": age, "hold": conditions.hold, "scope": conditions.scope},
+                    maker,
+                    series,
+                    forecasts,
+                    points,
+                    network,
+                    age=age,
+                    hold=conditions.hold,
+                    scope=conditions.scope,
                 )
         best = runs.get("oracle")
         bound, line, longest = self._bounds(unit, network)

@@ -63,8 +63,8 @@ def chart(result: Result) -> Chart:
     return Chart(
         key="policies",
         title=f"Scheduling policies on {result.data['runs'][0]['file']}",
-        source=f"{result.head}. {result.captions['policies']}. With 95% intervals where "
-        "there are enough iterations",
+        source=f"{result.head}. {result.captions['policies']}. With 95% intervals "
+        "where there are enough iterations",
         panels=tuple(panels),
         columns=("x", "y"),
         choices=("quantity",),
