@@ -113,7 +113,7 @@ class Bench:
                 layers=self.conditions.layers,
                 iterations=self.conditions.iterations,
             )
-        return self._kept[unit]  # type: ignore[index, no-any-return]
+        return self._kept[unit]  # type: ignore[no-any-return]
 
     def scores(self, maker: Maker) -> list[Row]:
         """Score a policy with every forecaster on each network of its family.
