@@ -117,7 +117,8 @@ def answer(
     free = [r["moved_experts"] for r in rows if not r["moved_bytes"]]
     if moved := max(free, default=0.0):
         honest.append(
-            f"Moving experts, up to {moved:.3g} a plan, is free here (--expert-bytes 0)."
+            f"Moving experts, up to {moved:.3g} a plan, is free here (--expert-bytes "
+            "0)."
         )
     for policy in dict.fromkeys(r["policy"] for r in rows if r["forecaster"] == SERVED):
         honest.append(
