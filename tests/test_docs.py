@@ -326,8 +326,9 @@ def test_the_fields_of_evaluate_and_schedule_are_documented(
     run = str(path("run-top2-balanced.h5"))
     chosen = ["--layers", "0", "--iterations", "0:40"]
     assert main(["evaluate", run, "--policy", "rotation", *chosen, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["runs"]
-    assert {*found, *found["scores"][0], *found["scores"][0]["regret"]} <= named
+    found = json.loads(capsys.readouterr().out)
+    (row, *_), (network, *_) = found["tables"]["scores"], found["tables"]["networks"]
+    assert {*found["data"], *found["data"]["runs"][0], *row, *network} <= named
     assert main(["schedule", run, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["data"]
     exchange = found["exchanges"][0]

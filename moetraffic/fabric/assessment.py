@@ -102,7 +102,7 @@ def assess(
     rows = [_row("slowest link", slowest, _slowest_links(network, times))]
     if not np.allclose(even, slowest, rtol=_SAME):
         rows.append(_row("even split", even, EVEN))
-    if not np.allclose(*largest.values(), rtol=1e-9):
+    if not np.allclose(largest[SAME_NICS], largest[ANY_FORWARDING], rtol=1e-9):
         port = f"port of a rank, {SAME_NICS}"
         rows.append(_row("bound of the same NICs", largest[SAME_NICS], port))
     free = {bound: b for bound, b in bounds.items() if bound != "port"}
@@ -362,8 +362,8 @@ def _verdict(
     text += often * (parts[part] < len(times))
     ratio, at_one = data["oversubscription"], data["one_to_one_s"]
     if ratio is not None and abs(ratio - 1) > 1e-9:
-        over = float(slowest.sum() / at_one.sum()) - 1
-        takes = f"takes {over:.0%} longer than" if over > _SAME else "takes as long as"
+        more = float(slowest.sum() / at_one.sum()) - 1
+        takes = f"takes {more:.0%} longer than" if more > _SAME else "takes as long as"
         text += f"; {ratio:.4g}:1 {takes} 1:1 with the same paths"
     sentences = [f"{text}."]
     over = f"{three_digits(mean / bound)} times the lower bound of {SAME_NICS}"

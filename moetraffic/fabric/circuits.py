@@ -177,12 +177,14 @@ def _perfect(allowed: Bool) -> Int64 | None:
 def _max_min(left: Int64, limit: int) -> tuple[Int64, int]:
     """Find the bottleneck matching: the one with the largest smallest entry.
 
-    ``limit`` is the smallest entry of the matching before, which none exceeds.
+    ``limit`` is the smallest entry of the matching before, which none exceeds: the
+    search goes down from it in growing steps, then bisects.
     """
     values = np.unique(left[(left > 0) & (left <= limit)])
-    best = _perfect(left >= values[0])
-    assert best is not None, "equal line sums have a perfect matching (Birkhoff)"
-    low, high = 0, len(values) - 1  # a matching at values[low] exists
+    low, high, step = len(values) - 1, len(values) - 1, 1
+    while (best := _perfect(left >= values[low])) is None:
+        assert low, "equal line sums have a perfect matching (Birkhoff)"
+        high, low, step = low - 1, max(0, low - step), 2 * step
     while low < high:
         middle = (low + high + 1) // 2
         to = _perfect(left >= values[middle])

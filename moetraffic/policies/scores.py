@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from moetraffic.analysis.intervals import LEVEL, Interval
+from moetraffic.analysis.intervals import LEVEL, UNKNOWN, Interval
 from moetraffic.arrays import Float64
 from moetraffic.result import Result
 from moetraffic.units import duration
@@ -37,7 +37,9 @@ class Scored(NamedTuple):
 
     def mean(self, name: str) -> float:
         """Compute the geometric mean over traces."""
-        return float(np.exp(np.mean(np.log([row[name] for row in self.runs.values()]))))
+        with np.errstate(divide="ignore"):  # nothing is sent
+            logs = np.log([row[name] for row in self.runs.values()])
+        return float(np.exp(logs.mean()))
 
     def interval(self, name: str) -> Interval:
         """Return value and ends of one trace, else mean and interval over traces."""
@@ -66,6 +68,8 @@ def more_time(scored: Scored, other: Scored, span: int) -> Interval:
     if len(pairs) == 1:
         ((row, beside),) = pairs
         return longer(row["by_iteration_s"], beside["by_iteration_s"], span=span)
+    if not pairs:
+        return UNKNOWN
     name = "completion_mean_s"
     return over_traces(np.log([row[name] / beside[name] for row, beside in pairs]), 1)
 
@@ -97,6 +101,7 @@ def answer(
         by_policy = places.setdefault(place, {})
         by_policy.setdefault((row["policy"], row["forecaster"]), {})[row["file"]] = row
     shown, verdict = list[dict[str, Any]](), list[str]()
+    honest = list[str]()
     for place, by_policy in places.items():
         scored = [Scored(*key, runs) for key, runs in by_policy.items()]
         ranked = [s for s in scored if s.forecaster not in CONTROLS]
@@ -109,10 +114,14 @@ def answer(
             verdict += _verdict(place, ranked, span)
     if not any(row["over_bound"] > 0 for row in rows):
         verdict = ["No exchange sends bytes between ranks."]
-    if any(row["moved_experts"] and not row["moved_bytes"] for row in rows):
-        verdict.append("Moving experts is free here (--expert-bytes 0).")
+    free = [r["moved_experts"] for r in rows if not r["moved_bytes"]]
+    if moved := max(free, default=0.0):
+        honest.append(
+            f"Moving experts, up to {moved:.3g} a plan, is free here (--expert-bytes "
+            "0)."
+        )
     for policy in dict.fromkeys(r["policy"] for r in rows if r["forecaster"] == SERVED):
-        verdict.append(
+        honest.append(
             f"{policy} was planned from iterations that it serves: not a forecast, not "
             "ranked."
         )
@@ -151,7 +160,7 @@ def answer(
             "policies": f"over bound: {'; '.join(dict.fromkeys(over))}; cost of "
             "forecast: over the same policy with the true traffic"
         },
-        verdict=tuple(verdict[:5]),
+        verdict=(*verdict[: max(1, 5 - len(honest))], *honest[:4]),
         notes=tuple(notes),
         data={**data, "by_iteration_s": [row["by_iteration_s"] for row in rows]},
     )
@@ -201,7 +210,11 @@ def _verdict(place: Place, ranked: Sequence[Scored], span: int) -> list[str]:
         gap = more_time(plain, first, span)
         less, low, high = (1 - 1 / (1 + v) for v in (gap.value, gap.low, gap.high))
         text += f", {100 * less:.2g}% below {plain.policy}"
-        if isfinite(low):
+        if not less:
+            text = text.replace(
+                f"fastest, 0% below {plain.policy}", f"as fast as {plain.policy}"
+            )
+        elif isfinite(low):
             text += f" (95% CI {100 * low:.2g} to {100 * high:.2g}%)"
             text += ", no evidence of a difference" * (low <= 0)
     sentences = [f"{text}."]

@@ -235,7 +235,7 @@ def token_series(
     numbers = [number_of(key) for key in sites]
     read: dict[LayerKey, Float64] = {}
     ranks: dict[LayerKey, tuple[int, ...]] = {}
-    for place, here in sorted(calls.items()):  # type: ignore[type-var]
+    for place, here in sorted(calls.items()):
         group = trace.groups[trace.sites[sites[place][0]].group]
         layer = number_of(place)
         key = place if numbers.count(layer) > 1 else layer

@@ -61,8 +61,8 @@ class Service:
 
 def added(services: Sequence[Service], *, seconds: float) -> Service:
     """Join services that take ``seconds`` together: bytes and events add up."""
-    names = ("demand_bytes", "planned_bytes", "rest_bytes", "reconfigurations")
-    names += ("moved_experts", "moved_bytes")
+    names = ["demand_bytes", "planned_bytes", "rest_bytes", "reconfigurations"]
+    names += ["moved_experts", "moved_bytes"]
     sums: dict[str, Any] = {n: sum(getattr(s, n) for s in services) for n in names}
     loads = tuple(load for service in services for load in service.loads)
     return Service(completion_s=seconds, loads=loads, **sums)

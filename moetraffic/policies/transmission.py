@@ -75,10 +75,9 @@ class TwoLevel:
     def plan(self, view: View) -> Hops:
         """Plan two rounds."""
         grid = view.network.rank_grid()
-        hosts, ranks = grid.shape
-        own = np.broadcast_to(np.eye(ranks), (hosts, ranks, hosts, ranks, ranks))
-        ways = Ways.over(grid, own)  # over the rail of the destination
-        parts = [ways.first(0), ways.inside(0), ways.between(1)]
+        ranks = grid.shape[1]
+        ways = Ways.over(grid, np.eye(ranks))  # over the rail of the destination
+        parts = [ways.hops(0, FIRST), ways.inside(0), ways.hops(1, BETWEEN)]
         return joined(parts, routing=self.routing)
 
 
@@ -103,12 +102,9 @@ class Forwarded:
     def plan(self, view: View) -> Hops:
         """Plan one round."""
         grid = view.network.rank_grid()
-        hosts, ranks = grid.shape
-        own = np.eye(ranks)[:, None, None]  # over the rail of the source
-        ways = Ways.over(
-            grid, np.broadcast_to(own, (hosts, ranks, hosts, ranks, ranks))
-        )
-        parts = [ways.between(0), ways.final(0), ways.inside(0)]
+        own = np.eye(grid.shape[1])[:, None, None]  # over the rail of the source
+        ways = Ways.over(grid, own)
+        parts = [ways.hops(0, BETWEEN), ways.hops(0, FINAL), ways.inside(0)]
         return joined(parts, routing=self.routing, once=self.once)
 
 
@@ -139,16 +135,13 @@ class Fast:
     def plan(self, view: View) -> Hops:
         """Plan the forecast; pairs of hosts without bytes in it use all NICs evenly."""
         grid = view.network.rank_grid()
-        hosts, ranks = grid.shape
         rows = crossing(view.forecast)[grid][:, :, grid].sum(axis=3)  # [H, g, H]
-        share = rail_shares(rows)[:, :, :, None]  # whatever the destination is
-        ways = Ways.over(
-            grid, np.broadcast_to(share, (hosts, ranks, hosts, ranks, ranks))
-        )
+        ways = Ways.over(grid, rail_shares(rows)[:, :, :, None])  # of any destination
         phases = round_shares(rows.sum(axis=1))
-        parts = [ways.first(0)]
+        parts = [ways.hops(0, FIRST)]
         for number, phase in enumerate(phases, start=1):
-            parts += [ways.between(number, phase), ways.final(number + 1, phase)]
+            parts.append(ways.hops(number, BETWEEN, phase))
+            parts.append(ways.hops(number + 1, FINAL, phase))
         parts.append(ways.inside(max(1, len(phases) - 1)))
         return joined(parts, routing=self.routing)
 
@@ -203,6 +196,10 @@ def round_shares(matrix: npt.ArrayLike) -> Float64:
     return np.array([*(parts[k] for k in order), np.where(whole > 0, 0.0, 1.0)])
 
 
+FIRST, BETWEEN, FINAL = 0, 1, 2
+"""Steps of a way: inside the sending host, between hosts, inside the receiving one."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ways:
     """Ways of all pairs between hosts over the rails of their NICs."""
@@ -222,12 +219,12 @@ class Ways:
         grid
             ``[H, g]`` ranks of each host.
         share
-            ``[H, g, H, g, g']`` share of the bytes from rank g of a host to a rank of
-            another that crosses on rail g', from rank g' to rank g' of the other.
+            Broadcasts to ``[H, g, H, g, g']``: share of the bytes from rank g of a host
+            to a rank of another that crosses from rank g' to rank g' of the other.
         """
-        a, k, b, to, rail = np.nonzero(share)
-        between = a != b
-        a, k, b, to, rail = (index[between] for index in (a, k, b, to, rail))
+        share = np.broadcast_to(share, (*grid.shape, *grid.shape, grid.shape[1]))
+        indices = np.nonzero(share)
+        a, k, b, to, rail = (index[indices[0] != indices[2]] for index in indices)
         source, target = grid[a, k], grid[b, to]
         return cls(
             grid=grid,
@@ -237,34 +234,20 @@ class Ways:
             share=np.asarray(share[a, k, b, to, rail]),
         )
 
-    def first(self, number: int) -> Hops:
-        """Hops inside the sending host, in a round."""
-        return self._hops(number, 0, None)
-
-    def between(self, number: int, phase: Float64 | None = None) -> Hops:
-        """Hops between hosts, of a share ``[H, H]`` of their bytes; None: all."""
-        return self._hops(number, 1, phase)
-
-    def final(self, number: int, phase: Float64 | None = None) -> Hops:
-        """Hops inside the receiving host, of a share ``[H, H]``; None: all."""
-        return self._hops(number, 2, phase)
-
     def inside(self, number: int) -> Hops:
-        """Direct transfers between ranks of one host."""
-        size, ranks = self.grid.size, self.grid.shape[1]
-        hosts, one, other = np.nonzero(
-            np.broadcast_to(~np.eye(ranks, dtype=bool), (len(self.grid), ranks, ranks))
-        )
-        sender, receiver = self.grid[hosts, one], self.grid[hosts, other]
+        """Direct transfers between ranks of one host, in a round."""
+        first, second = np.nonzero(~np.eye(self.grid.shape[1], dtype=bool))
+        sender, receiver = self.grid[:, first].ravel(), self.grid[:, second].ravel()
         return Hops(
             round=np.full(len(sender), number),
-            pair=sender * size + receiver,
+            pair=sender * self.grid.size + receiver,
             sender=sender,
             receiver=receiver,
             share=np.ones(len(sender)),
         )
 
-    def _hops(self, number: int, step: int, phase: Float64 | None) -> Hops:
+    def hops(self, number: int, step: int, phase: Float64 | None = None) -> Hops:
+        """Hops of a step in a round, of a share ``[H, H]`` of hosts' bytes."""
         share = self.share
         if phase is not None:
             share = share * phase[self.hosts[:, 0], self.hosts[:, 1]]
@@ -289,13 +272,7 @@ def joined(parts: Sequence[Hops], *, routing: str, once: bool = False) -> Hops:
 def with_distinct_tokens(
     network: PacketNetwork, trace: Trace, *, phase: str = "dispatch"
 ) -> PacketNetwork:
-    """Return a network with the distinct tokens of a trace, if it has a sample.
-
-    Raises
-    ------
-    TraceError
-        As :func:`distinct_tokens` does for the ranks of hosts.
-    """
+    """Return a network with the distinct tokens of a trace, if it has a sample."""
     routed = [site for site in trace.sites if site.operation == ROUTING]
     sampled = trace.meta.k == 1 or all(site.token_sample for site in routed)
     if network.distinct is not None or not routed or not sampled:
@@ -307,14 +284,7 @@ def with_distinct_tokens(
 def distinct_tokens(trace: Trace, grid: Int64, *, phase: str = "dispatch") -> Float64:
     """Compute how many of a two-level dispatch's token copies are of distinct tokens.
 
-    Parameters
-    ----------
-    trace
-        With its routing and, for several experts a token, samples of tokens.
-    grid
-        ``[H, g]`` ranks of each host, consecutive.
-    phase
-        Of the exchange.
+    ``grid``: ``[H, g]`` ranks of each host, consecutive.
 
     Returns
     -------

@@ -248,8 +248,8 @@ def test_eplb_is_faster_than_fixed_experts_on_a_steady_skew() -> None:
     assert score["eplb"].completion_mean_s < score["contiguous"].completion_mean_s
     assert score["contiguous"].moved_experts == score["contiguous"].moved_bytes == 0
     moved = any(s.moved_experts for s in rows_of(found))  # hardly ever none
-    free = "Moving experts is free here (--expert-bytes 0)."
-    assert (free in found.verdict) == moved
+    free = "is free here (--expert-bytes 0)."
+    assert (free in " ".join(found.verdict)) == moved
     paid = evaluate(
         skewed(),
         ["eplb"],
@@ -257,4 +257,4 @@ def test_eplb_is_faster_than_fixed_experts_on_a_steady_skew() -> None:
         forecasters=["persistence"],
     )
     assert all(s.moved_bytes == 10 * s.moved_experts for s in rows_of(paid))
-    assert free not in paid.verdict
+    assert free not in " ".join(paid.verdict)
