@@ -80,4 +80,4 @@ def test_a_dry_run_imports_no_torch_and_starts_no_rank(toy_file):
     )
     assert ran.returncode == 0, ran.stderr
     assert ", 2 ranks\n" in ran.stdout
-    assert "note: 4 ranks onto 2; --fold 2" in ran.stdout
+    assert "scale: 4 ranks onto 2; --fold 2" in ran.stdout
