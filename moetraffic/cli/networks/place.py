@@ -10,8 +10,8 @@ from typer import Option
 
 from moetraffic.cli.show import AllTables, AsJson, Force, Only, show
 from moetraffic.files import validate_outputs
-from moetraffic.patterns.layout import ORDER
 from moetraffic.patterns.placement import PLACEMENTS
+from moetraffic.patterns.rules import ORDER
 from moetraffic.report.console.options import TraceFile, trace_output
 from moetraffic.result import Result
 from moetraffic.trace import Trace

@@ -39,9 +39,7 @@ def made(
     """
     rng = np.random.default_rng(seed)
     share = rng.dirichlet(np.full(experts, 0.5), size=(2, 1))
-    groups = [
-        Group(kind="ep", ranks=r) for r in Layout(dp=ranks, ep=ep).groups("ep")
-    ]
+    groups = [Group(kind="ep", ranks=r) for r in Layout(dp=ranks, ep=ep).groups("ep")]
     layers = []
     for slot, layer in [(s, n) for s in range(1 + evaluates) for n in range(2)]:
         mine = iterations - slot
