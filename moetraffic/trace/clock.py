@@ -18,11 +18,11 @@ def to_common(clocks: npt.NDArray[Any], ranks: Int64, times: Int64) -> Int64:
     ``clocks`` are knots of type CLOCK, ``ranks`` ``[n, W]`` world ranks, ``times``
     ``[n, W]`` int64 ns of the rank's own clock.  Outside its knots a rank keeps the
     nearest offset.  Without any knots all ranks share one clock; where only some ranks
-    have knots, the times of the others are unknown.
+    have knots, the times of the others but rank 0 are unknown.
     """
     out = times.copy()
     if len(clocks):
-        out[~np.isin(ranks, clocks["rank"])] = UNKNOWN_TIME
+        out[(ranks != 0) & ~np.isin(ranks, clocks["rank"])] = UNKNOWN_TIME
     for rank in np.unique(clocks["rank"]):
         knots = np.sort(clocks[clocks["rank"] == rank], order="local_ns")
         mine = (ranks == rank) & (times != UNKNOWN_TIME)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch.environment import FILE_STORE, RankEnvironment
-from moetraffic.patterns.collectives import CUT
 from moetraffic.replay import payload, transport
 from moetraffic.replay.options import LONGEST_S
 from moetraffic.replay.plan.matrices import buffers
@@ -21,6 +20,7 @@ from moetraffic.replay.transport import NCCL_ENVIRONMENT, Transport, partitions
 from moetraffic.trace.model import ALL_TO_ALL
 
 WORLD = 3
+CUT = ("reduce_scatter", "scatter")  # into equal parts
 GROUPS = [(0, 1, 2), (0, 1, 2), (1, 2), (0, 2), (1,)]
 SIZES = (0, 8, 64, 200_008)  # bytes, before rounding to equal parts
 UNEVEN = (0, 1, 7, 250_000, 64)  # bytes between pairs of ranks, used in turn

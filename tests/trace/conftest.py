@@ -146,7 +146,9 @@ def make_trace(seed: int = 0, *, missing: tuple[int, int] | None = None) -> Trac
             source=np.full(ITERATIONS, Source.ANNOTATED, np.uint8),
         ),
         placements=placements,
-        clocks=np.array([(1, 10, 5, 2), (1, 30, 25, 2)], CLOCK),
+        clocks=np.array(
+            [(1, 10, 5, 2), (1, 30, 25, 2), (2, 10, 0, 2), (3, 10, 0, 2)], CLOCK
+        ),
     )
 
 
