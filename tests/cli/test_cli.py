@@ -286,10 +286,9 @@ def test_the_demo_joins_its_steps(
     def replay(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         started.append(command)
         shutil.copy(path("golden.h5"), command[command.index("-o") + 1])
-        part = {"label": "all_to_all", "by": "operation", "number": 240}
-        part |= {"total_bytes": 4e6, "network_bytes": 2e6, "busbw_gbs": 0.5}
-        said = {"fidelity": {"parts": [part]}, "verified": True, "ranks": 2}
-        told = json.dumps({**said, "backend": "gloo"})
+        kinds = [{"call": "all-to-all", "calls": 240, "sent": 2_000_000}]
+        data = {"verified": "full", "ranks": 2}
+        told = json.dumps({"tables": {"kinds": kinds}, "data": data})
         return subprocess.CompletedProcess(command, 0, stdout=told)
 
     monkeypatch.setattr(demo, "capture_run", train)

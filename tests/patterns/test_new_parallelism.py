@@ -17,8 +17,8 @@ def test_a_part_of_a_layer_is_in_matrix_time_and_verbs(
 ) -> None:
     model, layout = preset("gpt2-large").model, Layout(dp=2, cp=2, accumulation=3)
     system = System(peak_flops=1e14, bandwidth=1e9)
-    asked = "estimate --model gpt2-large --dp 2 --cp 2 --micro-batch 1 --global-batch 6 --json"
-    asked += " --platform dgx-h100"
+    asked = "estimate --model gpt2-large --dp 2 --cp 2 --micro-batch 1 "
+    asked += "--global-batch 6 --platform dgx-h100 --json"
 
     def figures() -> tuple[int, float, float, float]:
         matrix = traffic_matrix(megatron_pattern(model, layout), traffic=["CP"])

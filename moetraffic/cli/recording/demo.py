@@ -114,16 +114,14 @@ def demo(
 
 def _replayed(replay: dict[str, Any]) -> str:
     """State all-to-alls and bytes of a replay, and whether they were verified."""
-    operations = {
-        row["label"]: row
-        for row in replay["fidelity"]["parts"]
-        if row["by"] == "operation"
-    }
-    row = operations["all_to_all"]
-    checked = "every size and byte verified" if replay["verified"] else "not verified"
+    (row,) = (r for r in replay["tables"]["kinds"] if r["call"] == "all-to-all")
+    data = replay["data"]
+    checked = "every size and byte verified"
+    if data["verified"] != "full":
+        checked = f"verification: {data['verified']}"
     return (
-        f"Replayed: {row['number']:,} all-to-alls, {byte_size(row['network_bytes'])} "
-        f"between {replay['ranks']} ranks, {checked}."
+        f"Replayed: {row['calls']:,} all-to-alls, {byte_size(row['sent'])} "
+        f"between {data['ranks']} ranks, {checked}."
     )
 
 
