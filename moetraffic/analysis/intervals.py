@@ -37,11 +37,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def determined(self) -> bool:
-        """Whether the ends differ by at most a factor of WIDEST, or are unknown."""
-        return not self.high > WIDEST * self.low
-
 
 UNKNOWN = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
 

@@ -222,28 +222,3 @@ def draw(
             needing[need] -= taking
             needing[need - 1] += taking
     return np.asarray(counts.reshape(*shape, cells, -1).sum(axis=-1))
-
-
-def count_variance(
-    mean: npt.ArrayLike, tokens: npt.ArrayLike, *, k: int, experts: int, held: int = 1
-) -> Float64:
-    r"""Compute the variance of counts due to sampling noise alone, given their means.
-
-    An expert has :math:`m (1 - m/N)`, exactly.  A rank that holds several has, with
-    j = m/N copies a token, :math:`N j (1 - j/k) (E-k)/(E-1)`, which is exact for a
-    balanced router.  It is the least mean squared error of any forecast.
-
-    ``mean``: m, expected copies of a cell; ``tokens``: N that can choose it; ``held``:
-    experts of a cell.
-
-    Examples
-    --------
-    >>> float(count_variance(1024, 4096, k=2, experts=8))
-    768.0
-    """
-    m, n = np.asarray(mean, np.float64), np.asarray(tokens, np.float64)
-    share = ratio(*np.broadcast_arrays(m, n))
-    if held > 1:
-        share = share / k
-        m = m * (experts - k) / (experts - 1)
-    return np.asarray(np.maximum(m * (1 - share), 0.0))

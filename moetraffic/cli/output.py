@@ -53,16 +53,6 @@ LINE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """Result as it is shown."""
-
-    summary: list[Any]  # tables and sentences
-    parts: dict[str, list[Any]]  # tables by part; they may be in the summary, too
-    chart: Chart | None  # None: no picture is asked for
-    data: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Printing:
     """How a verb prints its result, from the options that :func:`printed` adds."""
 
@@ -200,21 +190,6 @@ def make_folder(folder: Path, names: Sequence[str], *, force: bool) -> None:
             f"the folder {str(folder)[:200]} cannot be made ({error.strerror}): "
             f"{remedy(error)}"
         ) from None
-
-
-def refuse_format(path: Path | None) -> None:
-    """Refuse a file that is neither JSON nor a table, by its extension.
-
-    Raises
-    ------
-    AnalysisError
-        With the known extensions.
-    """
-    if path is not None and path.suffix not in WRITTEN:
-        raise AnalysisError(
-            f"results are written as {', '.join(WRITTEN)}, but {path.name} is none of "
-            "these: choose one of these file extensions"
-        )
 
 
 def write_result(

@@ -32,7 +32,6 @@ MOST_RANKS = 1 << 13
 AS_DISPATCH = "each matrix as the dispatch of layer 0, as --experts or --k is given"
 NO_DISPATCH = "no layer and phase (--experts or --k: each matrix is a layer's dispatch)"
 IN_KIB = "numbers read as KiB (--unit B for bytes)"
-FRACTIONS = "fractions of bytes are rounded"
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:

@@ -38,7 +38,6 @@ from .schedules import StageLayers, stage_layers
 
 Groups = tuple[tuple[int, ...], ...]
 
-ZERO_STAGES = (0, 1, 2, 3)  # Rajbhandari et al., arXiv 1910.02054, section 5; 0: none
 
 SCHEDULES = ("1f1b", "zb-h1", "dualpipe")
 """Orders of passes; the first is interleaved where a rank has virtual stages."""

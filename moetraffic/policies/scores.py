@@ -202,20 +202,19 @@ def _verdict(place: Place, ranked: Sequence[Scored], span: int) -> list[str]:
     name = first.policy
     if first.forecaster != NONE:
         name += f" with {first.forecaster} forecasts"
-    text = f"{place.family.capitalize()} on {place.network}: {name} is fastest"
+    ranking = "Fastest" if others else "Only ranked"
+    family = "circuit" if place.family == "circuits" else place.family
+    text = f"{ranking} {family} policy on the network {place.network}: {name}"
     plain = next((s for s in others if s.forecaster == NONE), None)
-    if not others:
-        text = text.replace("is fastest", "is the only policy ranked")
-    elif plain is not None:
+    if plain is not None:
         gap = more_time(plain, first, span)
-        less, low, high = (1 - 1 / (1 + v) for v in (gap.value, gap.low, gap.high))
-        text += f", {100 * less:.2g}% below {plain.policy}"
-        if not less:
-            text = text.replace(
-                f"fastest, 0% below {plain.policy}", f"as fast as {plain.policy}"
-            )
-        elif isfinite(low):
-            text += f" (95% CI {100 * low:.2g} to {100 * high:.2g}%)"
+        less, low, high = (
+            100 * (1 - 1 / (1 + v)) for v in (gap.value, gap.low, gap.high)
+        )
+        than = f"{less:.2g}% below" if less else "as fast as"
+        text += f", {than} {plain.policy}"
+        if less and isfinite(low):
+            text += f" (95% CI {low:.2g} to {high:.2g}%)"
             text += ", no evidence of a difference" * (low <= 0)
     sentences = [f"{text}."]
     row = next(iter(first.runs.values()))

@@ -30,9 +30,6 @@ ENDS = ("embedding", "head", "cross_entropy", "norm_gradient_sync")
 TOGETHER = {"ends": "tp", "edp": "dp"}
 """Kinds that are one kind of traffic in a pattern, of which one stage sends most."""
 
-IN_DP = ("dp", "edp", "embedding")
-"""Kinds that synchronize gradients and parameters: T_DP is their time."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:

@@ -9,7 +9,6 @@ from .rules import Rule, one_of
 DTYPES = ("float32", "float64", "bfloat16")
 """Element types of parameters and activations."""
 
-PRECISIONS = ("", "bfloat16")
 DEVICES = ("cpu", "cuda")
 
 SITES = ("dispatch", "combine", "dispatch_grad", "combine_grad", "gradient_sync")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from moetraffic.analysis.intervals import (
     DRAWS,
     UNKNOWN,
-    Interval,
     block_length,
     block_means,
     difference,
@@ -66,9 +65,3 @@ def test_resamples_are_of_blocks_that_wrap_around() -> None:
     sums = {round(float(v), 9) for v in np.unique(np.round(4 * means, 9))}
     assert sums <= {round(s / 5, 9) for s in range(5 * 4 * 20)}
     assert means.mean() == pytest.approx(np.mean(around), abs=0.5)
-
-
-def test_ends_that_differ_by_more_than_a_factor_of_three_determine_no_value() -> None:
-    assert Interval(value=2.0, low=1.0, high=3.0).determined
-    assert not Interval(value=2.0, low=0.9, high=3.0).determined
-    assert UNKNOWN.determined

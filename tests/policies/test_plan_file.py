@@ -56,7 +56,7 @@ def test_a_plan_made_from_the_served_iterations_is_not_ranked(trace: Path) -> No
     assert main(["schedule", str(trace), "-o", str(made)]) == 0
     result = evaluate(trace, ["rotation", plan_file(made)])
     assert rows_of(result)[1].forecaster == SERVED
-    assert "rotation is the only policy ranked" in result.verdict[0]
+    assert "Only ranked circuit policy on the network optical: rotation" in result.verdict[0]
     assert "circuits.json was planned from iterations that it serves" in " ".join(
         result.verdict
     )
