@@ -56,7 +56,8 @@ def test_a_plan_made_from_the_served_iterations_is_not_ranked(trace: Path) -> No
     assert main(["schedule", str(trace), "-o", str(made)]) == 0
     result = evaluate(trace, ["rotation", plan_file(made)])
     assert rows_of(result)[1].forecaster == SERVED
-    assert "Only ranked circuit policy on the network optical: rotation" in result.verdict[0]
+    expected = "Only ranked circuit policy on the network optical: rotation"
+    assert expected in result.verdict[0]
     assert "circuits.json was planned from iterations that it serves" in " ".join(
         result.verdict
     )
