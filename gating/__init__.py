@@ -15,15 +15,15 @@ from .losses import (
     router_z_loss,
     sequence_balance_loss,
 )
-from .protocols import Adaptive, Router, Seeded
-from .registry import ROUTERS, build
+from .registry import build
+from .router import Adaptive, Router, Seeded
 from .routing import Routing
 from .sinkhorn import SinkhornRouter
 from .skewed import SkewedRouter
-from .topk import SwitchRouter, TopKRouter
+from .switch import SwitchRouter
+from .topk import TopKRouter
 
 __all__ = [
-    "ROUTERS",
     "Adaptive",
     "DeepSeekRouter",
     "ExpertChoiceRouter",

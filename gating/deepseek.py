@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .linear_gate import LinearGate, check_options
 from .losses import load_error_sign
+from .router import LinearGate, check_options
 from .routing import Routing
 
 
@@ -18,7 +18,7 @@ class DeepSeekRouter(LinearGate):
     Parameters
     ----------
     hidden, experts, k, capacity_factor
-        As of :class:`~.linear_gate.LinearGate`.
+        As of :class:`~.router.LinearGate`.
     score
         ``"sigmoid"`` of each logit (V3) or ``"softmax"`` over all experts (V2).
     groups, top_groups

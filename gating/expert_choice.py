@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .capacity import capacity
-from .linear_gate import LinearGate
 from .losses import router_z_loss
+from .router import LinearGate
 from .routing import Routing
 
 
@@ -21,7 +21,7 @@ class ExpertChoiceRouter(LinearGate):
     Parameters
     ----------
     hidden, experts
-        As of :class:`~.linear_gate.LinearGate`.
+        As of :class:`~.router.LinearGate`.
     k
         Mean number of experts per token (capacity factor c of Zhou et al.).
     capacity_factor

@@ -8,8 +8,8 @@ from torch import Tensor
 from moetraffic.errors import LayoutError
 
 from .capacity import keep, limit
-from .linear_gate import LinearGate, check_options
 from .losses import load_balancing_loss, router_z_loss
+from .router import LinearGate, check_options
 from .routing import Routing
 
 
@@ -31,7 +31,7 @@ class GShardRouter(LinearGate):
     Parameters
     ----------
     hidden, experts, capacity_factor
-        As of :class:`~.linear_gate.LinearGate`, with k = 2 and at least 2 experts.
+        As of :class:`~.router.LinearGate`, with k = 2 and at least 2 experts.
     second
         ``"proportional"``: the next best expert, with probability ``2 g2``, where g2 is
         its share of the two probabilities.  A copy that is not sent is not counted: it

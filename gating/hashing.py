@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from moetraffic.errors import LayoutError
 
 from .capacity import limit
-from .linear_gate import check_k
+from .router import check_k
 from .routing import Routing
 
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # int64 wraps around as uint64 does
@@ -68,7 +68,7 @@ class HashRouter(nn.Module):
     Parameters
     ----------
     experts, k, capacity_factor
-        As of :class:`~.linear_gate.LinearGate`.
+        As of :class:`~.router.LinearGate`.
     seed
         Seed of the assignment, combined with the seed of :meth:`reseed`.
 

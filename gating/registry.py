@@ -1,4 +1,4 @@
-"""Registry of built-in routers and of routers from installed packages, by name.
+"""Routers by name: of the table ``moetraffic.patterns.ROUTERS``, and installed ones.
 
 A package registers a router factory under the entry-point group
 ``moetraffic.routers``::
@@ -6,36 +6,22 @@ A package registers a router factory under the entry-point group
     [project.entry-points."moetraffic.routers"]
     mine = "my_package:my_router"      # my_router(gating, hidden, experts) -> Router
 
-The factory receives ``gating.options`` unmodified.  Names, options and option ranges of
-the built-in routers are defined in ``moetraffic.patterns.ROUTERS``.
+The factory receives ``gating.options`` unmodified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import signature
-from typing import cast
 
 from torch import nn
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import ROUTERS as SPECS
-from moetraffic.patterns import Gating
+from moetraffic.patterns import ROUTERS, Gating
 from moetraffic.workload.routing import ENTRY_POINTS, known_routers
 
-from .deepseek import DeepSeekRouter
-from .expert_choice import ExpertChoiceRouter
-from .fairscale_top2 import FairscaleTop2Router
-from .gshard import GShardRouter
-from .hashing import HashRouter
-from .protocols import Seeded
-from .sinkhorn import SinkhornRouter
-from .skewed import SkewedRouter
-from .topk import SwitchRouter, TopKRouter
-
-RouterFactory = Callable[[Gating, int, int], nn.Module]
+from .router import Seeded
 
 
 def build(
@@ -48,10 +34,8 @@ def build(
     gating
         Name, k, dispatch form, capacity factor and the router's own options; dropless
         dispatch has no capacity.
-    hidden
-        Width h of a token vector.
-    experts
-        Number of experts E.
+    hidden, experts
+        Width h of a token vector, and number of experts E.
     seed, layer
         Seed of the run and layer index, for routers with a random assignment.
 
@@ -61,55 +45,36 @@ def build(
         If no built-in router and no installed package has this name, or the router
         has no such option.
     """
-    factory = ROUTERS.get(gating.router)
-    if factory is not None:
-        for rule, remedy in SPECS[gating.router].broken_options(gating.options):
-            raise LayoutError(f"{rule}: {remedy}")
+    spec = ROUTERS.get(gating.router)
+    if spec is None:
+        router = _installed(gating, hidden, experts)
     else:
-        points = entry_points(group=ENTRY_POINTS).select(name=gating.router)
-        for point in points:
-            factory = cast("RouterFactory", point.load())
-    if factory is None:
-        raise LayoutError(
-            f"the router is one of {', '.join(known_routers())}, not "
-            f"{gating.router!r}: choose one of these or install a package with an "
-            f"entry point in {ENTRY_POINTS!r}"
-        )
-    router = factory(gating, hidden, experts)
+        for rule, remedy in spec.broken_options(gating.options):
+            raise LayoutError(f"{rule}: {remedy}")
+        module, name = spec.router.split(":")
+        kind = getattr(import_module(f"moetraffic.gating.{module}"), name)
+        dropless = gating.dispatch == "dropless"
+        arguments = {
+            "hidden": hidden,
+            "experts": experts,
+            "k": gating.k,
+            "capacity_factor": None if dropless else gating.capacity_factor,
+            **spec.settled(gating.options),
+        }
+        accepted = signature(kind).parameters
+        router = kind(**{n: value for n, value in arguments.items() if n in accepted})
     if isinstance(router, Seeded):
         router.reseed(seed, layer)
     return router
 
 
-def _create(
-    kind: Callable[..., nn.Module], gating: Gating, hidden: int, experts: int
-) -> nn.Module:
-    """Create a router with those sizes and options that its constructor accepts."""
-    dropless = gating.dispatch == "dropless"
-    given = {
-        "hidden": hidden,
-        "experts": experts,
-        "k": gating.k,
-        "capacity_factor": None if dropless else gating.capacity_factor,
-        **SPECS[gating.router].settled(gating.options),
-    }
-    accepted = signature(kind).parameters
-    return kind(**{name: value for name, value in given.items() if name in accepted})
-
-
-ROUTERS: dict[str, RouterFactory] = {
-    name: partial(_create, kind)
-    for name, kind in {
-        "switch": SwitchRouter,
-        "topk": TopKRouter,
-        "gshard": GShardRouter,
-        "fairscale-top2": FairscaleTop2Router,
-        "fairscale": FairscaleTop2Router,  # of layers/fairscale_moe.py
-        "expert-choice": ExpertChoiceRouter,
-        "deepseek": DeepSeekRouter,
-        "hash": HashRouter,
-        "sinkhorn": SinkhornRouter,
-        "skewed": SkewedRouter,
-    }.items()
-}
-"""The built-in routers, ``name -> factory(gating, hidden, experts)``."""
+def _installed(gating: Gating, hidden: int, experts: int) -> nn.Module:
+    """Create a router of an installed package."""
+    for point in entry_points(group=ENTRY_POINTS).select(name=gating.router):
+        router: nn.Module = point.load()(gating, hidden, experts)
+        return router
+    raise LayoutError(
+        f"the router is one of {', '.join(known_routers())}, not {gating.router!r}: "
+        "choose one of these or install a package with an entry point in "
+        f"{ENTRY_POINTS!r}"
+    )

@@ -6,7 +6,7 @@ from math import log
 
 from torch import Tensor
 
-from .linear_gate import LinearGate, check_options
+from .router import LinearGate, check_options
 from .routing import Routing
 
 
@@ -20,7 +20,7 @@ class SinkhornRouter(LinearGate):
     Parameters
     ----------
     hidden, experts, k, capacity_factor
-        As of :class:`~.linear_gate.LinearGate`.
+        As of :class:`~.router.LinearGate`.
     score
         ``"sigmoid"`` of the logit or ``"softmax"`` over all experts; ``"auto"`` is
         Megatron-Core's choice: sigmoid where k is 1, else softmax.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .hashing import mixed, uniform
-from .linear_gate import LinearGate
+from .router import LinearGate
 from .routing import Routing
 
 
@@ -27,7 +27,7 @@ class SkewedRouter(LinearGate):
     Parameters
     ----------
     hidden, experts, k, capacity_factor
-        As of :class:`~.linear_gate.LinearGate`.
+        As of :class:`~.router.LinearGate`.
     exponent
         Exponent of Zipf's law; 0 is uniform.
     period

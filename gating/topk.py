@@ -1,11 +1,10 @@
-"""Top-k and Switch routers: each token is routed to its most probable experts."""
+"""Top-k router: each token is routed to its k most probable experts."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from .linear_gate import LinearGate, check_options
+from .router import LinearGate, check_options
 from .routing import Routing
 
 
@@ -15,7 +14,7 @@ class TopKRouter(LinearGate):
     Parameters
     ----------
     hidden, experts, k, capacity_factor
-        As of :class:`~.linear_gate.LinearGate`.
+        As of :class:`~.router.LinearGate`.
     softmax
         ``"before"``: over all experts, of which the k most probable are chosen;
         ``"after"``: over the k chosen logits (Mixtral, arXiv 2401.04088, section 2.1).
@@ -60,43 +59,4 @@ class TopKRouter(LinearGate):
             weight, expert = probabilities.topk(self.k, dim=-1)
         if self.softmax == "before" and self.renormalize:
             weight = weight / weight.sum(-1, keepdim=True)
-        return self.token_choice(logits, expert, weight, probabilities)
-
-
-class SwitchRouter(LinearGate):
-    """Top-1 router that weights the expert's output by the expert's probability.
-
-    Parameters
-    ----------
-    hidden, experts, capacity_factor
-        As of :class:`~.linear_gate.LinearGate`, with k = 1.
-    jitter
-        In training each component of the router's input, not of the experts', is
-        multiplied by a random number between ``1 - jitter`` and ``1 + jitter``.
-
-    References
-    ----------
-    Fedus, Zoph, Shazeer, "Switch Transformers", arXiv 2101.03961, equations 1 to 6;
-    the jitter is its "input jitter", as ``transformers`` computes it for Switch.
-    """
-
-    def __init__(
-        self,
-        hidden: int,
-        experts: int,
-        *,
-        capacity_factor: float | None = None,
-        jitter: float = 0.0,
-    ) -> None:
-        super().__init__(hidden, experts, k=1, capacity_factor=capacity_factor)
-        self.jitter = jitter
-
-    def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Compute the expert assignment of ``[T, h]`` token vectors."""
-        if self.training and self.jitter > 0:
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-            x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)
-        logits = self.logits(x)
-        probabilities = logits.softmax(-1)
-        weight, expert = probabilities.max(-1, keepdim=True)  # [T, 1]
         return self.token_choice(logits, expert, weight, probabilities)

@@ -112,6 +112,7 @@ class RouterSpec:
     """A router's name, what it can be combined with, and its options."""
 
     name: str
+    router: str  # "module:class" of moetraffic.gating
     title: str  # for sentences
     text: str  # one line, for help
     source: str
@@ -268,6 +269,7 @@ _TOKENS_DIVIDE: Rule = (
 _SPECS = (
     RouterSpec(
         name="switch",
+        router="switch:SwitchRouter",
         title="Switch",
         text="the most probable expert",
         source="Fedus et al., arXiv 2101.03961",
@@ -284,6 +286,7 @@ _SPECS = (
     ),
     RouterSpec(
         name="topk",
+        router="topk:TopKRouter",
         title="Top-k",
         text="the k most probable experts (Mixtral, Qwen)",
         source="Shazeer et al., arXiv 1701.06538; Jiang et al., arXiv 2401.04088",
@@ -304,6 +307,7 @@ _SPECS = (
     ),
     RouterSpec(
         name="gshard",
+        router="gshard:GShardRouter",
         title="GShard",
         text="the best expert and a random second one",
         source="Lepikhin et al., arXiv 2006.16668, algorithm 1",
@@ -324,6 +328,7 @@ _SPECS = (
     ),
     RouterSpec(
         name="fairscale-top2",
+        router="fairscale_top2:FairscaleTop2Router",
         title="fairscale's Top2Gate",
         text="fairscale's Top2Gate in this library's layer",
         source=_FAIRSCALE + "top2gate.py",
@@ -334,6 +339,7 @@ _SPECS = (
     ),
     RouterSpec(
         name="fairscale",
+        router="fairscale_top2:FairscaleTop2Router",
         title="fairscale's MOELayer",
         text="fairscale's MOELayer and Top2Gate as they are",
         source=_FAIRSCALE + "moe_layer.py",
@@ -352,12 +358,14 @@ _SPECS = (
     ),
     RouterSpec(
         name="expert-choice",
+        router="expert_choice:ExpertChoiceRouter",
         title="Expert choice",
         text="experts choose tokens, k a token on average",
         source="Zhou et al., arXiv 2202.09368",
     ),
     RouterSpec(
         name="deepseek",
+        router="deepseek:DeepSeekRouter",
         title="DeepSeek's router",
         text="sigmoid scores, loss-free bias, experts from the best groups",
         source="DeepSeek-V3, arXiv 2412.19437; V2, arXiv 2405.04434",
@@ -398,6 +406,7 @@ _SPECS = (
     ),
     RouterSpec(
         name="hash",
+        router="hashing:HashRouter",
         title="The hash router",
         text="a fixed random expert for each token id",
         source="Roller et al., arXiv 2106.04426",
@@ -406,6 +415,7 @@ _SPECS = (
     ),
     RouterSpec(
         name="sinkhorn",
+        router="sinkhorn:SinkhornRouter",
         title="Sinkhorn",
         text="a balanced assignment in training (S-BASE)",
         source="Clark et al., arXiv 2202.01169; Megatron-Core",
@@ -421,6 +431,7 @@ _SPECS = (
     ),
     RouterSpec(
         name="skewed",
+        router="skewed:SkewedRouter",
         title="The skewed router",
         text="a stress source: Zipf popularity, drifting hot set",
         source="this library",
