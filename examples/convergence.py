@@ -3,8 +3,7 @@
     python examples/convergence.py --output convergence
 
 trains a small top-2 MoE GPT twice on the source text of Python's standard library, on
-eight virtual expert-parallel ranks, until the transient of the load has ended, and
-draws both.
+eight virtual expert-parallel ranks, and draws both.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
+import pandas as pd
 
 from moetraffic.analysis import analyze
 from moetraffic.analysis.measures import means_of_known
 from moetraffic.cli import main
-from moetraffic.models.stop_criterion import transient_end
 from moetraffic.report import figures
 from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series, line_colors
 from moetraffic.result import Result
-from moetraffic.tables import Table
 
 RUNS = {"auxiliary loss 0.01": "0.01", "no auxiliary loss": "0"}
 
@@ -43,48 +40,27 @@ def evenness(result: Result) -> Curves:
     return curves
 
 
-def table(runs: Mapping[str, Curves]) -> Table:
-    """Tabulate level, variation and convergence of the balance, by run and layer."""
+def table(runs: Mapping[str, Curves]) -> pd.DataFrame:
+    """Tabulate level and variation of the balance, by run and layer."""
     rows = []
     for name, layers in runs.items():
         for layer, (x, balanced) in layers.items():
-            half, end = len(x) // 2, transient_end(x)
+            half = len(x) // 2
             parts = (x[:20], x[max(0, half - 10) : half + 10], x[-20:], balanced)
             changes = [float(np.nanstd(np.diff(part))) for part in (x[:half], x[half:])]
-            rows.append(
-                (
-                    *(name, layer),
-                    *(float(means_of_known(part)) for part in parts),
-                    *(*changes, end if end >= 0 else "no"),
-                )
-            )
-    means = ("first 20", "middle 20", "last 20", "noise floor")
+            means = (float(means_of_known(part)) for part in parts)
+            rows.append((name, layer, *means, *changes))
+    levels = ("first 20", "middle 20", "last 20", "noise floor")
     spreads = ("sd of changes, 1st half", "2nd half")
-    return Table(
-        columns={
-            **{"run": "", "layer": ""},
-            **dict.fromkeys((*means, *spreads), ".4f"),
-            "transient ends at iteration (MSER)": ">",
-        },
-        rows=rows,
-    )
+    return pd.DataFrame(rows, columns=["run", "layer", *levels, *spreads])
 
 
 def figure(runs: Mapping[str, Curves], source: str, *, window: int = 10) -> Chart:
-    """Draw normalized entropy of each layer, smoothed, with one panel per run.
-
-    A vertical line marks the end of a layer's transient.
-    """
+    """Draw normalized entropy of each layer, smoothed, with one panel per run."""
     panels = []
     for name, layers in runs.items():
         colors = line_colors(len(layers))
         floor = np.nanmean([balanced for _, balanced in layers.values()])
-        drawn = [
-            (layer, x, color)
-            for (layer, (x, _)), color in zip(layers.items(), colors, strict=True)
-        ]
-        ends = [(transient_end(x), color) for _, x, color in drawn]
-        rules = [Rule(x=end, color=color) for end, color in ends if end >= 0]
         panels.append(
             Panel(
                 name=(name,),
@@ -92,16 +68,17 @@ def figure(runs: Mapping[str, Curves], source: str, *, window: int = 10) -> Char
                 y=Axis(label="normalized entropy (1 = balanced)"),
                 series=tuple(
                     Series(x=np.arange(len(x)), y=x, name=f"layer {layer}", color=color)
-                    for layer, x, color in drawn
+                    for (layer, (x, _)), color in zip(
+                        layers.items(), colors, strict=True
+                    )
                 ),
-                rules=(*rules, Rule(y=float(floor))),
+                rules=(Rule(y=float(floor)),),
                 smooth=window,
             )
         )
     return Chart(
         title="Balance of the expert load",
-        source=f"{source}. Dotted: noise floor of a balanced router; vertical: "
-        "transient ended",
+        source=f"{source}. Dotted: noise floor of a balanced router",
         panels=tuple(panels),
         width=520 * len(runs),
         height=420,
@@ -113,7 +90,7 @@ def run() -> None:
     """Capture, analyze, print and draw."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--output", type=Path, default=Path("convergence"))
-    asked.add_argument("--iterations", type=int, default=1500)
+    asked.add_argument("--iterations", type=int, default=600)
     told = asked.parse_args()
     told.output.mkdir(parents=True, exist_ok=True)
     runs = {}
@@ -125,14 +102,14 @@ def run() -> None:
                     *("capture", "--virtual", "--ep", "8", "--experts", "16"),
                     *("--layers", "4", "--moe-every", "1", "--hidden", "64"),
                     *("--sequence", "64", "--micro-batch", "2"),
-                    *("--balance", balance, "--until-steady"),
+                    *("--balance", balance),
                     *("--iterations", str(told.iterations), "-o", str(path)),
                 ]
             )
             if code:
                 raise SystemExit(code)
         runs[name] = evenness(analyze(path, parts=["evenness"]))
-    Console(width=120, highlight=False).print(table(runs))
+    print(table(runs).to_string(index=False, float_format="%.4f"))
     source = "top-2 of 16 experts, 4 MoE layers, 8 virtual ranks, Python source text"
     print(figures.save(figure(runs, source), told.output / "convergence.png"))
 

@@ -1,6 +1,7 @@
 """Mixture-of-experts models, their parallelism and training loops."""
 
 from .corpus import Corpus
+from .encoders import language_model
 from .gpt import GPT, Losses
 from .layers.moe import MixtureOfExperts
 from .parallelism.gradients import GradientBucket, ParameterSets, clip
@@ -17,6 +18,7 @@ __all__ = [
     "ParameterSets",
     "clip",
     "connect",
+    "language_model",
     "train",
     "train_virtually",
 ]

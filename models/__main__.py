@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
@@ -148,20 +148,7 @@ def _run(workload: Workload, stop: StopSignal) -> None:
         if groups is not None:
             train(workload, recorder, _send_step, groups=groups, stop=stop)
             return
-        with _watch(workload) as steady:
-            train_virtually(
-                workload, recorder, _send_step, stop=lambda: stop() or steady()
-            )
-
-
-def _watch(workload: Workload) -> AbstractContextManager[Callable[[], bool]]:
-    """Create the criterion that ends training once the expert load is stationary."""
-    if not workload.training.until_steady:
-        return nullcontext(lambda: False)
-    # scipy's statistics: 3 s that others need not
-    from .stop_criterion import SteadyLoad
-
-    return SteadyLoad()
+        train_virtually(workload, recorder, _send_step, stop=stop)
 
 
 def _send_step(iteration: int, loss: float) -> None:

@@ -32,29 +32,6 @@ class Corpus:
     text: Tensor  # [N] uint8
     source: str  # "a file", "a folder" ... in words
 
-    def batch(
-        self,
-        *,
-        sequences: int,
-        length: int,
-        seed: int,
-        iteration: int,
-        micro_batch: int,
-        rank: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Sample B sequences of S tokens at random positions of the longer text.
-
-        The last four arguments are the key of the draw; ``rank`` is the data-parallel
-        rank.  Tokens and targets are ``[B, S]`` int64 each; a target is the token that
-        follows.
-        """
-        draws = generator(Stream.BATCH, seed, iteration, micro_batch, rank)
-        last = len(self.text) - length
-        begins = torch.randint(last, (sequences,), generator=draws)
-        places = begins.unsqueeze(1) + torch.arange(length + 1)
-        window = self.text[places].long()  # [B, S + 1]
-        return window[:, :-1], window[:, 1:]
-
 
 def text(shape: ModelShape, plan: Training) -> Corpus:
     """Load the corpus of a training plan, validated against the model shape."""
@@ -78,21 +55,19 @@ def batch(
     micro_batch: int,
     rank: int,
 ) -> tuple[Tensor, Tensor]:
-    """Sample tokens and targets, determined by the last four arguments.
+    """Sample B passages at random positions of the text, and what is to be predicted.
 
-    The stacks of ``shape`` decide the objective, ``sequence`` and ``target_sequence``
-    the lengths S and S'; the others are as of :meth:`Corpus.batch`.  Tokens and targets
-    are int64, ``[B, S]`` each; with two stacks ``[B, S + S']`` and ``[B, S']``.  A
-    target that counts for nothing is ``IGNORED``.
+    The last four arguments are the key of the draw; ``rank`` is the data-parallel rank.
+    ``shape`` decides the objective and the lengths S and S'.  Tokens and targets are
+    int64, ``[B, S]`` each; with two stacks ``[B, S + S']`` and ``[B, S']``.  A target
+    is the token that follows, ``IGNORED`` where it counts for nothing.
     """
-    tokens, targets = corpus.batch(
-        sequences=sequences,
-        length=shape.window,
-        seed=seed,
-        iteration=iteration,
-        micro_batch=micro_batch,
-        rank=rank,
-    )
+    draws = generator(Stream.BATCH, seed, iteration, micro_batch, rank)
+    last = len(corpus.text) - shape.window
+    begins = torch.randint(last, (sequences,), generator=draws)
+    places = begins.unsqueeze(1) + torch.arange(shape.window + 1)
+    passage = corpus.text[places].long()  # [B, window + 1]
+    tokens, targets = passage[:, :-1], passage[:, 1:]
     if shape.two_stacks:
         return tokens, targets[:, shape.sequence :]
     if shape.masked:

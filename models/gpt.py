@@ -1,8 +1,7 @@
-"""Transformer language model with mixture-of-experts layers.
+"""Transformer language model with mixture-of-experts layers, top to bottom.
 
-By its shape it is a decoder (GPT-2, Llama, Mixtral, Qwen, DeepSeek), an encoder that
-fills in masked tokens (BERT), or an encoder and a decoder (T5, Switch, GShard).  None
-has dropout.
+By its shape it is GPT-2, Llama, Mixtral, Qwen or DeepSeek; encoders are in
+:mod:`.encoders`.  There is no dropout.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from moetraffic.gating import Routing
 from moetraffic.models.layers.attention import norm
-from moetraffic.models.layers.feedforward import ACTIVATIONS
 from moetraffic.models.layers.moe import MixtureOfExperts
-from moetraffic.models.layers.positions import RelativeBias, sinusoids
+from moetraffic.models.layers.positions import sinusoids
 from moetraffic.models.layers.transformer_block import TransformerBlock
 from moetraffic.patterns import Gating, ModelShape
 
@@ -86,6 +84,8 @@ class GPT(nn.Module):
     precision
         What matrices are multiplied in, and token vectors sent to experts, where that
         is not the dtype of the parameters (Micikevicius et al., arXiv 1710.03740).
+    mixture
+        Class of the MoE layers: of one rank, or of virtual ones.
     """
 
     def __init__(
@@ -98,41 +98,38 @@ class GPT(nn.Module):
         layers: range | None = None,
         recompute: bool = False,
         precision: torch.dtype | None = None,
+        mixture: type[MixtureOfExperts] = MixtureOfExperts,
     ) -> None:
         super().__init__()
         self.shape, self.recompute, self.precision = shape, recompute, precision
         held = range(shape.layers) if layers is None else layers
-        first, last = 0 in held, shape.layers - 1 in held
-        h, post = shape.hidden, shape.norm_place == "post"
-        if first or (last and shape.tied):
-            self.token = nn.Embedding(shape.vocabulary, h)
-        if first and shape.positions == "learned":
-            self.position = nn.Embedding(shape.sequence, h)
-        if first and shape.segments:
-            self.segment = nn.Embedding(shape.segments, h)
-        if first and post:
-            self.norm_embedding = norm(shape)
-        if first and shape.two_stacks and not post:
-            self.norm_encoder = norm(shape)
-        if shape.positions == "relative":
-            self.relative_encoder = RelativeBias(shape.heads, causal=False)
-            self.relative = RelativeBias(shape.heads, causal=True)
+        self.first, self.last = 0 in held, shape.layers - 1 in held
+        self.make_embeddings()
         self.blocks = nn.ModuleDict(
             {
-                str(layer): TransformerBlock(shape, gating, layer, group, seed)
+                str(layer): TransformerBlock(shape, gating, layer, group, seed, mixture)
                 for layer in held
             }
         )
-        if last and not post:
-            self.norm = norm(shape)
-        if last and shape.masked:
-            self.transform = nn.Linear(h, h, bias=shape.bias)
-            self.norm_transform = norm(shape)
-        if last and not shape.tied:
-            self.unembed = nn.Linear(h, shape.vocabulary, bias=False)
-        if last and shape.masked and shape.bias:
-            self.unembed_bias = nn.Parameter(torch.zeros(shape.vocabulary))
+        self.make_head()
         self.reset_parameters(seed)
+
+    def make_embeddings(self) -> None:
+        """Create what stands before the blocks."""
+        shape = self.shape
+        if self.first or (self.last and shape.tied):
+            self.token = nn.Embedding(shape.vocabulary, shape.hidden)
+        if self.first and shape.positions == "learned":
+            self.position = nn.Embedding(shape.sequence, shape.hidden)
+
+    def make_head(self) -> None:
+        """Create what stands behind the blocks."""
+        if self.last and self.shape.norm_place == "pre":
+            self.norm = norm(self.shape)
+        if self.last and not self.shape.tied:
+            self.unembed = nn.Linear(
+                self.shape.hidden, self.shape.vocabulary, bias=False
+            )
 
     @property
     def mixtures(self) -> tuple[MixtureOfExperts, ...]:
@@ -188,20 +185,18 @@ class GPT(nn.Module):
             x = x + self.position(torch.arange(s, device=tokens.device))
         elif shape.positions == "sinusoidal":
             x = x + sinusoids(s, shape.hidden, device=x.device).to(x.dtype)
-        if shape.segments:
-            x = x + self.segment.weight[0]  # all text is of one segment
-        return self.norm_embedding(x) if shape.norm_place == "post" else x
+        return x
 
     def run(
         self, x: Tensor, stack: slice = slice(None), **inputs: Tensor | None
     ) -> tuple[Tensor, list[Routing]]:
-        """Apply this rank's transformer blocks of one stack to ``[B, S, h]`` vectors.
+        """Apply this rank's transformer blocks, or some, to ``[B, S, h]`` vectors.
 
         ``inputs`` are further ones of :meth:`~.TransformerBlock.forward`.  Returns
         token vectors, and each MoE layer's routing.
         """
         routings = []
-        with self._precision(x.device):
+        with self.multiplied_in(x.device):
             for block in list(self.blocks.values())[stack]:
                 if self.recompute and torch.is_grad_enabled():
                     again = partial(block, **inputs)
@@ -214,35 +209,19 @@ class GPT(nn.Module):
 
     def head(self, x: Tensor) -> Tensor:
         """Compute ``[B, S, V]`` logits of ``[B, S, h]`` vectors (last stage only)."""
-        dtype, shape = x.dtype, self.shape
-        with self._precision(x.device):
-            if shape.norm_place == "pre":
-                x = self.norm(x)
-            if shape.masked:
-                activation = ACTIVATIONS[shape.activation]
-                x = self.norm_transform(activation(self.transform(x)))
-            weight = self.token.weight if shape.tied else self.unembed.weight
-            bias = self.unembed_bias if shape.masked and shape.bias else None
-            return F.linear(x, weight, bias).to(dtype)
+        with self.multiplied_in(x.device):
+            weight = self.token.weight if self.shape.tied else self.unembed.weight
+            return F.linear(self.norm(x), weight).to(x.dtype)
 
     def logits(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
-        """Compute the logits of tokens and the routing of each MoE layer.
-
-        Tokens are ``[B, S]`` int64, the logits ``[B, S, V]``.  With two stacks tokens
-        are ``[B, S + S']``, what the encoder reads and behind it what the decoder does,
-        and logits ``[B, S', V]``.
-        """
-        if self.shape.two_stacks:
-            x, routings = self._both_stacks(tokens)
-        else:
-            x, routings = self.run(self.embed(tokens), ids=tokens)
+        """Compute ``[B, S, V]`` logits of ``[B, S]`` tokens, and layers' routings."""
+        x, routings = self.run(self.embed(tokens), ids=tokens)
         return self.head(x), routings
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Losses:
-        """Compute the losses of int64 tokens, as of :meth:`logits`, and targets.
+        """Compute the losses of ``[B, S]`` int64 tokens and targets, the right tokens.
 
-        Targets are ``[B, S]`` (with two stacks ``[B, S']``), the right tokens;
-        ``IGNORED`` ones count for nothing.
+        ``IGNORED`` targets count for nothing.
         """
         logits, routings = self.logits(tokens)
         entropy = cross_entropy(logits, targets)
@@ -253,26 +232,8 @@ class GPT(nn.Module):
             z=sum((r.z_loss for r in routings), none),
         )
 
-    def _both_stacks(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
-        shape, between = self.shape, self.shape.encoder_layers
-        read, written = tokens[:, : shape.sequence], tokens[:, shape.sequence :]
-        bias, causal = None, None
-        if shape.positions == "relative":
-            bias = self.relative_encoder(read.shape[1])
-            causal = self.relative(written.shape[1])
-        memory, before = self.run(self.embed(read), slice(between), ids=read, bias=bias)
-        if shape.norm_place == "pre":
-            memory = self.norm_encoder(memory)
-        x, after = self.run(
-            self.embed(written),
-            slice(between, None),
-            ids=written,
-            memory=memory,
-            bias=causal,
-        )
-        return x, before + after
-
-    def _precision(self, device: torch.device) -> torch.autocast:
+    def multiplied_in(self, device: torch.device) -> torch.autocast:
+        """Return the context in which matrices are multiplied in ``precision``."""
         lower = self.precision is not None
         return torch.autocast(device.type, dtype=self.precision, enabled=lower)
 

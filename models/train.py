@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from moetraffic.errors import LayoutError
-from moetraffic.models.layers.moe import adapt
+from moetraffic.models.layers.moe import MixtureOfExperts, adapt
 from moetraffic.models.parallelism.gradients import (
     ParameterSets,
     ParameterUpdate,
@@ -24,6 +24,7 @@ from moetraffic.patterns import Training, Workload
 from moetraffic.spelling import check_choice
 
 from .corpus import Corpus, batch, text
+from .encoders import language_model
 from .gpt import GPT, Losses
 from .random_streams import Stream, seed_of
 
@@ -105,6 +106,8 @@ def train(
 class TrainingLoop(ABC, Generic[Loss]):
     """Training state of a process: model, optimizer and gradients."""
 
+    mixture = MixtureOfExperts  # class of the MoE layers
+
     def __init__(
         self, workload: Workload, groups: ParallelGroups, corpus: Corpus | None
     ) -> None:
@@ -113,7 +116,7 @@ class TrainingLoop(ABC, Generic[Loss]):
         self.workload, self.groups = workload, groups
         self.corpus = corpus or text(shape, plan)
         self.tokens = plan.micro_batch * plan.accumulation * shape.window
-        model = GPT(
+        model = language_model(
             shape,
             gating,
             group=groups.ep,
@@ -121,6 +124,7 @@ class TrainingLoop(ABC, Generic[Loss]):
             layers=groups.layers(shape.layers),
             recompute=plan.recompute,
             precision=DTYPES.get(plan.precision),
+            mixture=self.mixture,
         )
         # what a layout does not need is not imported: fairscale's optimizers and
         # torch's pipelines load the compiler, 5 s of every rank's start

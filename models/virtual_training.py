@@ -7,13 +7,14 @@ in a parallel run: only the order in which a gradient's terms are added differs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from moetraffic.gating import Routing
 from moetraffic.models.layers.lossy_network import LossyNetwork
-from moetraffic.models.layers.moe import Shards
+from moetraffic.models.layers.virtual_moe import Shards, VirtualMixture
 from moetraffic.models.parallelism.gradients import ReplicatedUpdate
 from moetraffic.models.parallelism.groups import connect
 from moetraffic.patterns import Layout, Workload
@@ -53,6 +54,7 @@ class VirtualTraining(TrainingLoop[list[float]]):
     """Training state of all virtual ranks: model, optimizer and lossy network."""
 
     updates: ReplicatedUpdate
+    mixture = VirtualMixture
 
     def __init__(self, workload: Workload, corpus: Corpus | None = None) -> None:
         super().__init__(workload, connect(Layout()), corpus)
@@ -143,6 +145,7 @@ class VirtualTraining(TrainingLoop[list[float]]):
         ranks = range(shards.first, shards.first + shards.count)
         tokens, targets = self.batch(iteration, shards.slot, ranks)
         for mixture in self.model.mixtures:
+            mixture = cast("VirtualMixture", mixture)
             mixture.shards, mixture.network = shards, self.network
         if self.network is not None:
             self.network.slot = shards.slot

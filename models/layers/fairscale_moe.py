@@ -80,7 +80,7 @@ class FairscaleMixture(MixtureOfExperts):
             call.close()
             self.fairscale.l_aux = None
         sequences = len(x) if x.dim() > 2 else 1
-        (routing,) = self._balanced([cast("Routing", call.routing)], sequences)
+        (routing,) = self.balanced([cast("Routing", call.routing)], sequences)
         return y_t1h.view(x.shape).to(x.dtype), routing
 
     def _gate(self, x_th: Tensor) -> tuple[Tensor, Tensor, Tensor]:

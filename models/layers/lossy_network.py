@@ -95,8 +95,8 @@ class LossyNetwork:
         else:
             unit = _units(rows, message, plan)  # [N, h]
             count = int(unit.max()) + 1 if unit.numel() else 0
-            drops = _drawn(plan, count, draws).to(rows.device)
-            lost = drops[unit] & crosses.unsqueeze(1)
+            drops = torch.rand(count, generator=draws) < plan.share
+            lost = drops.to(rows.device)[unit] & crosses.unsqueeze(1)
         self.crossed += int(crosses.sum()) * rows.shape[1]
         self.lost += int(lost.sum())
         kept = 1 / (1 - plan.share) if plan.compensate else 1.0
@@ -137,40 +137,6 @@ def _units(rows: Tensor, message: Tensor, plan: Dropping) -> Tensor:
     first = a_message.cumsum(0) - a_message
     unit: Tensor = first[numbered].unsqueeze(1) + packet
     return unit
-
-
-def _drawn(plan: Dropping, count: int, draws: torch.Generator) -> Tensor:
-    """Sample which of ``count`` units are lost, ``[count]`` bool."""
-    if plan.pattern != "bursts":
-        return torch.rand(count, generator=draws) < plan.share
-    # Gilbert's chain: runs of lost and of arriving packets, both of geometric length
-    lost_mean = plan.burst_packets
-    kept_mean = lost_mean * (1 - plan.share) / plan.share
-    lost = bool(torch.rand(1, generator=draws) < plan.share)
-    parts: list[Tensor] = []
-    have = 0
-    while have < count:
-        pairs = int((count - have) / (lost_mean + kept_mean)) + 8
-        lengths = torch.stack(
-            [
-                _geometric(lost_mean if lost else kept_mean, pairs, draws),
-                _geometric(kept_mean if lost else lost_mean, pairs, draws),
-            ],
-            dim=1,
-        ).flatten()
-        state = torch.tensor([lost, not lost]).repeat(pairs)
-        parts.append(state.repeat_interleave(lengths))
-        have += int(lengths.sum())
-    return torch.cat(parts)[:count] if parts else torch.zeros(0, dtype=torch.bool)
-
-
-def _geometric(mean: float, count: int, draws: torch.Generator) -> Tensor:
-    """Sample geometric lengths of at least 1 with a mean, ``[count]`` int64."""
-    if mean <= 1:
-        return torch.ones(count, dtype=torch.int64)
-    uniform = torch.rand(count, generator=draws, dtype=torch.float64)
-    stay = torch.log1p(torch.tensor(-1 / mean, dtype=torch.float64))
-    return (torch.log1p(-uniform) / stay).floor().long() + 1
 
 
 def _lowest(weight: Tensor, crosses: Tensor, share: float) -> Tensor:

@@ -1,4 +1,8 @@
-"""Expert-parallel mixture-of-experts layer.
+"""Expert-parallel mixture-of-experts layer: a token's way to its experts and back.
+
+:meth:`MixtureOfExperts.forward` is the whole way, and :func:`exchange` the all-to-all.
+A layer has four of them: dispatch and combine, and in the backward pass the gradient of
+combine and that of dispatch.
 
 Shape suffixes: T tokens of this rank, N kept copies of them, A copies that arrive at
 this rank, E experts, L = E/W local experts, W ranks of the expert-parallel group, C
@@ -8,7 +12,7 @@ capacity, h hidden size, f feed-forward width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -17,23 +21,10 @@ from torch import Tensor, nn
 
 from moetraffic.capture import at
 from moetraffic.capture import routing as report_routing
-from moetraffic.capture.annotate import ShardRouting, shard_routing
 from moetraffic.errors import LayoutError
 from moetraffic.gating import Adaptive, Router, Routing, balance_counts, balance_loss
 
 from .feedforward import LocalExperts
-from .lossy_network import LossyNetwork
-
-
-@dataclass(frozen=True)
-class Shards:
-    """Virtual ranks whose tokens are processed in one forward pass."""
-
-    count: int  # ranks
-    first: int  # number of the first
-    slot: int  # micro-batch of the step
-    members: tuple[int, ...]  # each one's place in its expert-parallel group
-    width: int  # ranks of an expert-parallel group
 
 
 class MixtureOfExperts(nn.Module):
@@ -87,8 +78,6 @@ class MixtureOfExperts(nn.Module):
         self.dispatch = dispatch
         self.layer = layer
         self.group = group
-        self.shards: Shards | None = None  # of several ranks, in virtual parallelism
-        self.network: LossyNetwork | None = None  # loses data between shards
         self.balance_scope = "micro_batch"  # or "sequence", or "global": of all ranks
         self.replicas: dist.ProcessGroup | None = None  # data-parallel group
         # load passed to adaptive routers after the step; not part of the model's state
@@ -114,116 +103,48 @@ class MixtureOfExperts(nn.Module):
         """
         x_th = x.reshape(-1, x.shape[-1])
         ids_t = None if ids is None else ids.reshape(-1)
-        sequences = len(x) if x.dim() > 2 else 1
-        routing = self._route(x_th, ids_t, sequences)
+        routing = self.route(x_th, ids_t, len(x) if x.dim() > 2 else 1)
         # Step 1: the kept copies, by expert and then by token.
         kept_n = routing.kept.nonzero().squeeze(1)
         order_n = kept_n[torch.argsort(routing.expert[kept_n], stable=True)]
         token_n, weight_n = routing.token[order_n], routing.weight[order_n]
         rows_nh = x_th.index_select(0, token_n)
-        # Step 2: to the experts' ranks, their work, and back.
-        if self.dispatch == "padded" and self.shards is None:
-            done_nh = self._padded(rows_nh, routing, order_n)
-        else:  # what is dropped is dropped by shard: slots would compute the same
-            done_nh = self._ragged(rows_nh, routing, order_n)
+        # Step 2: to the experts' ranks (dispatch), their work, and back (combine).
+        done_nh = self.through_experts(rows_nh, routing, order_n)
         # Step 3: each token sums its copies.
         done_nh = (done_nh * weight_n.unsqueeze(1)).to(x_th.dtype)
         return torch.zeros_like(x_th).index_add(0, token_n, done_nh).view_as(x), routing
 
-    def _balanced(self, routings: list[Routing], sequences: int) -> list[Routing]:
-        """Set the balance loss of this layer's scope, and count the expert load.
-
-        The routings are of one rank or of several virtual ones, each of so many
-        sequences.
-        """
-        # a recomputed forward pass has been counted already
-        if torch._C._current_graph_task_id() == -1:
-            demand = torch.stack([r.demand() for r in routings]).sum(0)
-            self.load = self.load.to(demand.device) + demand
-        if self.balance_scope == "micro_batch":
-            return routings
-        counts = None
-        if self.balance_scope == "global":
-            counts = torch.stack([balance_counts(r) for r in routings]).sum(0)
-            if self.replicas is not None and self.replicas.size() > 1:
-                with at(layer=self.layer, label="balance_counts"):
-                    dist.all_reduce(counts, group=self.replicas)
-        scope = self.balance_scope
-        losses = [
-            balance_loss(r, scope, sequences=sequences, counts=counts) for r in routings
-        ]
-        return [
-            replace(r, auxiliary_loss=loss)
-            for r, loss in zip(routings, losses, strict=True)
-        ]
-
-    def _route(self, x_th: Tensor, ids_t: Tensor | None, sequences: int) -> Routing:
-        """Route the tokens, of each virtual rank by itself, and report the routing."""
-        router, shards = cast("Router", self.router), self.shards
-        count = 1 if shards is None else shards.count
-        ids = [None] * count if ids_t is None else ids_t.chunk(count)
-        routings = [
-            router(x, ids=i) for x, i in zip(x_th.chunk(count), ids, strict=True)
-        ]
-        routings = self._balanced(routings, sequences // count)
-        demand = torch.stack([r.demand() for r in routings])
+    def route(self, x_th: Tensor, ids_t: Tensor | None, sequences: int) -> Routing:
+        """Route the tokens of so many sequences, and report the routing."""
+        routing = cast("Router", self.router)(x_th, ids=ids_t)
+        (routing,) = self.balanced([routing], sequences)
+        demand = routing.demand()
         drops = torch.zeros_like(demand)
         if self.dispatch != "dropless":
-            drops = torch.stack([r.dropped() for r in routings])
-        if shards is None:
-            chosen = routings[0].chosen()
-            report_routing(self.layer, demand[0], drops[0], self.group, chosen=chosen)
-            return routings[0]
-        padded = routings[0].capacity if self.dispatch == "padded" else 0
-        shard_routing(
-            ShardRouting(
-                layer=self.layer,
-                slot=shards.slot,
-                first=shards.first,
-                demand=demand,
-                dropped=drops,
-                row_bytes=x_th.shape[1] * x_th.element_size(),
-                dtype=str(x_th.dtype).removeprefix("torch."),
-                padded=padded or 0,
-                chosen=[r.chosen() for r in routings],
-            )
-        )
-        return Routing.joined(routings)
+            drops = routing.dropped()
+        chosen = routing.chosen()
+        report_routing(self.layer, demand, drops, self.group, chosen=chosen)
+        return routing
 
-    def _ragged(self, rows_nh: Tensor, routing: Routing, order_n: Tensor) -> Tensor:
-        """Exchange the kept copies, with variable split sizes."""
-        counts_e = routing.load()
-        rows_nh = self._carried(rows_nh, "dispatch", routing, order_n)
-        if self.group is None or self.ranks == 1:
-            done_nh = self.experts.ragged(rows_nh, counts_e.tolist())
-        else:
-            done_nh = self._remote(rows_nh, counts_e, self.group)
-        return self._carried(done_nh, "combine", routing, order_n)
-
-    def _carried(
-        self, rows_nh: Tensor, phase: str, routing: Routing, order_n: Tensor
+    def through_experts(
+        self, rows_nh: Tensor, routing: Routing, order_n: Tensor
     ) -> Tensor:
-        """Apply the lossy network to the rows, if there is one."""
-        if self.network is None or self.shards is None:
-            return rows_nh
-        expert_n, token_n = routing.expert[order_n], routing.token[order_n]
-        shards = self.shards
-        source_n = token_n // (routing.tokens // shards.count)
-        from_n = torch.tensor(shards.members, device=token_n.device)[source_n]
-        to_n = expert_n // (self.experts_all // shards.width)
-        return self.network.carry(
-            rows_nh,
-            phase,
-            self.layer,
-            message=(shards.first + source_n) * shards.width + to_n,
-            crosses=from_n != to_n,
-            weight=routing.weight[order_n],
-        )
+        """Send rows to their experts, which process them, and back.
 
-    def _remote(
+        ``order_n`` are the rows' numbers among the copies of the routing.
+        """
+        if self.dispatch == "padded":
+            return self._padded(rows_nh, routing, order_n)
+        counts_e = routing.load()
+        if self.group is None or self.ranks == 1:
+            return self.experts.ragged(rows_nh, counts_e.tolist())
+        return self._ragged(rows_nh, counts_e, self.group)
+
+    def _ragged(
         self, rows_nh: Tensor, counts_e: Tensor, group: dist.ProcessGroup
     ) -> Tensor:
-        """Send rows to the experts' ranks, apply the experts and send them back."""
+        """Exchange the kept copies, as many with each rank as are routed there."""
         arriving_wl = torch.empty_like(counts_e)
         with at(layer=self.layer, label="count_exchange"):
             dist.all_to_all_single(arriving_wl, counts_e, group=group)
@@ -279,6 +200,33 @@ class MixtureOfExperts(nn.Module):
         return exchange(
             slots, None, None, group=self.group, layer=self.layer, phase=phase
         )
+
+    def balanced(self, routings: list[Routing], sequences: int) -> list[Routing]:
+        """Set the balance loss of this layer's scope, and count the expert load.
+
+        The routings are of one rank or of several virtual ones, each of so many
+        sequences.
+        """
+        # a recomputed forward pass has been counted already
+        if torch._C._current_graph_task_id() == -1:
+            demand = torch.stack([r.demand() for r in routings]).sum(0)
+            self.load = self.load.to(demand.device) + demand
+        if self.balance_scope == "micro_batch":
+            return routings
+        counts = None
+        if self.balance_scope == "global":
+            counts = torch.stack([balance_counts(r) for r in routings]).sum(0)
+            if self.replicas is not None and self.replicas.size() > 1:
+                with at(layer=self.layer, label="balance_counts"):
+                    dist.all_reduce(counts, group=self.replicas)
+        scope = self.balance_scope
+        losses = [
+            balance_loss(r, scope, sequences=sequences, counts=counts) for r in routings
+        ]
+        return [
+            replace(r, auxiliary_loss=loss)
+            for r, loss in zip(routings, losses, strict=True)
+        ]
 
 
 def adapt(

@@ -28,6 +28,7 @@ class TransformerBlock(nn.Module):
         layer: int,
         group: dist.ProcessGroup | None,
         seed: int = 0,
+        mixture: type[MixtureOfExperts] = MixtureOfExperts,
     ) -> None:
         super().__init__()
         decodes = layer >= shape.encoder_layers
@@ -49,7 +50,7 @@ class TransformerBlock(nn.Module):
         if layer not in shape.moe_layers:
             self.mlp = _feedforward(shape, shape.ffn_width)
             return
-        kind = FairscaleMixture if gating.router == "fairscale" else MixtureOfExperts
+        kind = FairscaleMixture if gating.router == "fairscale" else mixture
         self.mlp = kind(
             build(gating, shape.hidden, shape.experts, seed=seed, layer=layer),
             experts=shape.experts,

@@ -156,7 +156,7 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
 }
 """Options by part of a workload and field."""
 
-UNLISTED = ("virtual", "until_steady")
+UNLISTED = ("virtual",)
 """Fields of the training that a verb sets itself."""
 
 WORKLOAD: Mapping[str, Parameter] = {

@@ -157,11 +157,6 @@ WORKLOAD_RULES: tuple[Rule, ...] = (
         "{0.layout.zero}: leave these out, or train real ranks without --virtual",
     ),
     (
-        lambda w: w.training.until_steady and not w.training.virtual,
-        "ranks of a distributed run do not exchange expert loads, so only a "
-        "virtual run can end when the loads are steady: give --virtual",
-    ),
-    (
         lambda w: w.dropping.share and not w.training.virtual,
         "a lossy network is simulated between the shards of one process, but the "
         "run is not virtual: give --virtual",

@@ -49,7 +49,6 @@ LOSS = field_options(
         "pattern": f"Loss pattern: {', '.join(PATTERNS)}.",
         "compensate": Setting("Scale what arrives by 1 / (1 - lost).", "--compensate"),
         "packet_bytes": "Payload of a packet in bytes.",
-        "burst_packets": "Mean length of a burst of losses, in packets.",
     },
 )
 

@@ -14,9 +14,9 @@ DEVICES = ("cpu", "cuda")
 SITES = ("dispatch", "combine", "dispatch_grad", "combine_grad", "gradient_sync")
 """Exchanges that can lose data: a MoE layer's four, and the gradients' all-reduce."""
 
-PATTERNS = ("packets", "bursts", "messages", "lowest_weight")
-"""Independent packets, runs of packets, whole messages between two ranks, or the token
-copies of the lowest gate weight."""
+PATTERNS = ("packets", "messages", "lowest_weight")
+"""Independent packets, whole messages between two ranks, or the token copies of the
+lowest gate weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,6 @@ class Training:
     device: str = "cpu"  # one of DEVICES
     corpus: str = ""  # file, folder or glob; empty: Python's standard library
     virtual: bool = False  # all ranks' shards in one process, nothing sent
-    until_steady: bool = False  # end before, when the load over experts has settled
 
     @property
     def order_seed(self) -> int:
@@ -74,12 +73,6 @@ class Dropping:
     share: float = 0.0  # of the bytes that cross the network, 0 to below 1
     compensate: bool = False  # what arrives is multiplied by 1 / (1 - share)
     packet_bytes: int = 4096  # payload of a packet; RoCE's largest MTU
-    burst_packets: float = 8.0  # mean length of a run of lost packets
-
-    @property
-    def most(self) -> float:
-        """The share that bursts drop at most."""
-        return self.burst_packets / (1 + self.burst_packets)
 
 
 DROPPING_RULES: tuple[Rule, ...] = (
@@ -94,16 +87,6 @@ DROPPING_RULES: tuple[Rule, ...] = (
         lambda d: d.packet_bytes < 64,
         "a packet has at least 64 bytes, but packet-bytes is {0.packet_bytes}: "
         "raise --packet-bytes",
-    ),
-    (
-        lambda d: not 1 <= d.burst_packets < 1e6,
-        "a burst has at least 1 packet and fewer than a million, but "
-        "burst-packets is {0.burst_packets}: change --burst-packets",
-    ),
-    (
-        lambda d: d.pattern == "bursts" and d.burst_packets >= 1 and d.share > d.most,
-        "bursts of {0.burst_packets} packets drop at most the share {0.most}, but the "
-        "share is {0.share}: raise --burst-packets",
     ),
     (
         lambda d: (d.site, d.pattern) == ("gradient_sync", "lowest_weight"),

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from moetraffic.capture.annotate import CallContext
-from moetraffic.models import GPT, Corpus, GradientBucket
+from moetraffic.models import Corpus, GradientBucket, language_model
+from moetraffic.models.corpus import batch
 from moetraffic.models.parallelism.optimizer import AdamW, learning_rate
 from moetraffic.patterns import Gating, Layout, ModelShape, Training, Workload
 from moetraffic.trace import Trace
@@ -186,7 +187,7 @@ def one_process(work: Workload) -> dict[str, Any]:
     corpus = Corpus(
         text=torch.frombuffer(bytearray(text), dtype=torch.uint8), source=""
     )
-    model = GPT(work.model, work.gating, seed=plan.seed).double()
+    model = language_model(work.model, work.gating, seed=plan.seed).double()
     parameters = list(model.parameters())
     bucket = GradientBucket(parameters)
     optimizer = AdamW(parameters, weight_decay=plan.weight_decay)
@@ -196,15 +197,16 @@ def one_process(work: Workload) -> dict[str, Any]:
         for replica in replicas:
             entropies = []
             for micro_batch in range(plan.accumulation):
-                batch = corpus.batch(
+                drawn = batch(
+                    corpus,
+                    work.model,
                     sequences=plan.micro_batch,
-                    length=work.model.sequence,
                     seed=plan.seed,
                     iteration=iteration,
                     micro_batch=micro_batch,
                     rank=replica,
                 )
-                parts = model(*batch)
+                parts = model(*drawn)
                 total = parts.total(work.gating)
                 (total / plan.accumulation / len(replicas)).backward()
                 entropies.append(parts.cross_entropy.item())

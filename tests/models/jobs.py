@@ -17,7 +17,15 @@ import torch.distributed as dist
 import moetraffic.capture.annotate as annotate
 from moetraffic.gating import Routing
 from moetraffic.launch.board import OwnRow, State
-from moetraffic.models import GPT, MixtureOfExperts, ParameterSets, clip, connect, train
+from moetraffic.models import (
+    GPT,
+    MixtureOfExperts,
+    ParameterSets,
+    clip,
+    connect,
+    language_model,
+    train,
+)
 from moetraffic.models.corpus import Corpus
 from moetraffic.models.layers.feedforward import FeedForward, LocalExperts
 from moetraffic.models.layers.moe import exchange
@@ -86,12 +94,11 @@ def training(
     module = importlib.import_module("moetraffic.models.train")
     models: list[GPT] = []
 
-    class Kept(GPT):
-        def __init__(self, *args: Any, **named: Any) -> None:
-            super().__init__(*args, **named)
-            models.append(self)
+    def kept(*args: Any, **named: Any) -> GPT:
+        models.append(language_model(*args, **named))
+        return models[-1]
 
-    module.GPT = Kept
+    module.language_model = kept
     work = Workload.from_json(workload)
     groups = connect(work.layout)
     with logged() as log, recorded(work, groups, capture) as recorder:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from moetraffic.models import GPT
+from moetraffic.models import GPT, language_model
 from moetraffic.patterns import Gating, ModelShape
 
 transformers = pytest.importorskip("transformers")
@@ -42,7 +42,7 @@ def pair(shape: ModelShape, theirs: Any, gating: Gating | None = None) -> GPT:
     torch.manual_seed(0)
     for p in theirs.parameters():
         torch.nn.init.normal_(p, std=0.3)
-    return GPT(shape, gating or Gating()).double()
+    return language_model(shape, gating or Gating()).double()
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:

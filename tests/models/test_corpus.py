@@ -8,6 +8,8 @@ import torch
 
 from moetraffic.errors import LayoutError
 from moetraffic.models.corpus import Corpus
+from moetraffic.models.corpus import batch as sample
+from moetraffic.patterns import ModelShape
 from moetraffic.workload.text import STANDARD_LIBRARY_BYTES, check, read
 
 
@@ -95,7 +97,7 @@ def test_bytes_outside_the_vocabulary(tmp_path: Path) -> None:
 
 def batch(corpus: Corpus, **changed: int) -> tuple[torch.Tensor, torch.Tensor]:
     key = {"seed": 0, "iteration": 0, "micro_batch": 0, "rank": 0, **changed}
-    return corpus.batch(sequences=3, length=8, **key)
+    return sample(corpus, ModelShape(sequence=8), sequences=3, **key)
 
 
 def test_targets_follow_the_tokens() -> None:

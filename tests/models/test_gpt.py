@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from moetraffic.errors import LayoutError
 from moetraffic.gating import Routing, build
-from moetraffic.models import GPT, MixtureOfExperts
+from moetraffic.models import GPT, MixtureOfExperts, language_model
 from moetraffic.patterns import Gating, ModelShape
 
 SHAPE = ModelShape(layers=4, hidden=16, heads=2, sequence=12, experts=6)
@@ -93,14 +93,14 @@ def test_padded_needs_a_capacity() -> None:
 
 
 def test_experts_sit_in_every_nth_layer() -> None:
-    model = GPT(SHAPE, Gating())
+    model = language_model(SHAPE, Gating())
     assert [m.layer for m in model.mixtures] == [1, 3]
     every = ModelShape(layers=3, hidden=16, heads=2, experts=2, moe_every=1)
-    assert [m.layer for m in GPT(every, Gating()).mixtures] == [0, 1, 2]
+    assert [m.layer for m in language_model(every, Gating()).mixtures] == [0, 1, 2]
 
 
 def test_parameters_are_dense_or_experts() -> None:
-    model = GPT(SHAPE, Gating())
+    model = language_model(SHAPE, Gating())
     h, f = 16, 64
     experts = sum(p.numel() for p in model.expert_parameters())
     assert experts == 2 * 6 * 2 * h * f
@@ -112,9 +112,12 @@ def test_parameters_are_dense_or_experts() -> None:
 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:
     torch.manual_seed(1)
-    first = GPT(SHAPE, Gating(), seed=7)
+    first = language_model(SHAPE, Gating(), seed=7)
     torch.manual_seed(2)
-    same, other = GPT(SHAPE, Gating(), seed=7), GPT(SHAPE, Gating(), seed=8)
+    same, other = (
+        language_model(SHAPE, Gating(), seed=7),
+        language_model(SHAPE, Gating(), seed=8),
+    )
     pairs = list(zip(first.parameters(), same.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in pairs)
     up = first.mixtures[0].experts.up
@@ -143,9 +146,11 @@ STAGED = {
 
 @pytest.mark.parametrize("shape", STAGED.values(), ids=STAGED)
 def test_stages_make_up_the_whole_model(shape: ModelShape) -> None:
-    whole = GPT(shape, Gating(), seed=4).double()
+    whole = language_model(shape, Gating(), seed=4).double()
     held = [range(0, 1), range(1, 3), range(3, 4)]
-    stages = [GPT(shape, Gating(), seed=4, layers=part).double() for part in held]
+    stages = [
+        language_model(shape, Gating(), seed=4, layers=part).double() for part in held
+    ]
     # a parameter has the same name and the same value wherever it is
     named = dict(whole.named_parameters())
     seen: list[str] = []
@@ -172,7 +177,7 @@ def test_biases_begin_at_zero_and_residual_branches_small() -> None:
     shape = ModelShape(
         layers=8, hidden=64, bias=True, norm_bias=True, gated=True, shared_ffn=64
     )
-    named = dict(GPT(shape, Gating()).named_parameters())
+    named = dict(language_model(shape, Gating()).named_parameters())
     for name, p in named.items():
         if p.dim() == 1:
             assert bool((p == (0.0 if name.endswith("bias") else 1.0)).all()), name
@@ -184,7 +189,7 @@ def test_biases_begin_at_zero_and_residual_branches_small() -> None:
 
 def test_an_encoder_looks_both_ways() -> None:
     shape = replace(SHAPE, encoder_layers=4, norm_place="post", segments=2)
-    model = GPT(shape, Gating()).double()
+    model = language_model(shape, Gating()).double()
     tokens = torch.arange(12).unsqueeze(0)
     changed = tokens.clone()
     changed[0, 8] = 99
@@ -204,7 +209,7 @@ def two_stacks() -> GPT:
         positions="relative",
         norm="rms",
     )
-    return GPT(shape, Gating()).double()
+    return language_model(shape, Gating()).double()
 
 
 def test_a_decoder_sees_the_passage_and_what_it_wrote() -> None:
@@ -223,7 +228,7 @@ def test_a_decoder_sees_the_passage_and_what_it_wrote() -> None:
 
 
 def test_ignored_targets_count_for_nothing() -> None:
-    model, tokens = GPT(SHAPE, Gating()), torch.arange(24).view(2, 12)
+    model, tokens = language_model(SHAPE, Gating()), torch.arange(24).view(2, 12)
     targets = torch.full_like(tokens, -100)
     targets[0, 3], targets[1, 7] = 5, 6
     logits, _ = model.logits(tokens)
@@ -234,7 +239,7 @@ def test_ignored_targets_count_for_nothing() -> None:
 
 def test_a_dense_model_has_no_routing_losses() -> None:
     shape = ModelShape(layers=2, hidden=16, heads=2, sequence=12, experts=0)
-    model, tokens = GPT(shape, Gating()), torch.arange(24).view(2, 12)
+    model, tokens = language_model(shape, Gating()), torch.arange(24).view(2, 12)
     losses = model(tokens, tokens)
     assert losses.auxiliary == losses.z == 0
     assert losses.total(Gating()) == losses.cross_entropy
@@ -243,7 +248,7 @@ def test_a_dense_model_has_no_routing_losses() -> None:
 
 def test_shared_experts_are_added_for_every_token() -> None:
     shape = replace(SHAPE, shared_ffn=10, shared_gate=True)
-    block = GPT(shape, Gating()).double().blocks["1"]
+    block = language_model(shape, Gating()).double().blocks["1"]
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     y, _ = block(x)
     x = x + block.attention(block.norm_1(x))
@@ -256,7 +261,7 @@ def test_shared_experts_are_added_for_every_token() -> None:
 def test_recomputing_gives_the_same_gradients() -> None:
     tokens, gradients = torch.arange(24).view(2, 12), []
     for recompute in (False, True):
-        model = GPT(SHAPE, Gating(), recompute=recompute)
+        model = language_model(SHAPE, Gating(), recompute=recompute)
         losses = model(tokens, tokens)
         losses.total(Gating(balance=0.5)).backward()
         gradients.append([p.grad for p in model.parameters()])
@@ -265,7 +270,7 @@ def test_recomputing_gives_the_same_gradients() -> None:
 
 
 def test_products_in_bfloat16_leave_the_rest_in_float32() -> None:
-    model = GPT(SHAPE, Gating(), precision=torch.bfloat16)
+    model = language_model(SHAPE, Gating(), precision=torch.bfloat16)
     sent = []
     for mixture in model.mixtures:
         mixture.register_forward_pre_hook(lambda _, given: sent.append(given[0].dtype))
@@ -278,7 +283,7 @@ def test_products_in_bfloat16_leave_the_rest_in_float32() -> None:
 
 def test_attention_is_causal() -> None:
     # routing is a token's own affair in a dropless layer, so nothing looks ahead
-    model = GPT(SHAPE, Gating(dispatch="dropless")).double()
+    model = language_model(SHAPE, Gating(dispatch="dropless")).double()
     tokens = torch.arange(12).unsqueeze(0)
     changed = tokens.clone()
     changed[0, 8] = 99
@@ -288,7 +293,7 @@ def test_attention_is_causal() -> None:
 
 
 def test_losses_are_summed_over_layers() -> None:
-    model, gating = GPT(SHAPE, Gating()), Gating(balance=0.5, z_loss=0.25)
+    model, gating = language_model(SHAPE, Gating()), Gating(balance=0.5, z_loss=0.25)
     tokens = torch.arange(24).view(2, 12)
     losses = model(tokens, tokens)
     logits, routings = model.logits(tokens)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from moetraffic.capture.annotate import ShardRouting, subscribe_shards
 from moetraffic.gating import build
-from moetraffic.models import MixtureOfExperts
-from moetraffic.models.layers.moe import Shards
+from moetraffic.models.layers.virtual_moe import Shards, VirtualMixture
 from moetraffic.patterns import ROUTERS, Gating
 from moetraffic.trace import PHASES, Group, Meta, Steps
 from moetraffic.trace.matrix import contiguous_placement
@@ -119,7 +118,7 @@ def test_virtual_ranks(router: str, form: str, data: st.DataObject, world: int) 
     heard: list[ShardRouting] = []
     end = subscribe_shards(heard.append)
     try:
-        layer = MixtureOfExperts(
+        layer = VirtualMixture(
             build(gating, 8, experts),
             experts=experts,
             hidden=8,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from moetraffic.gating import ROUTERS
-from moetraffic.models import GPT, Corpus, train
+from moetraffic.models import GPT, Corpus, language_model, train
 from moetraffic.models.corpus import text
 from moetraffic.patterns import (
     PRESETS,
+    ROUTERS,
     Gating,
     ModelShape,
     ParameterCount,
@@ -70,7 +70,7 @@ def built(model: GPT) -> ParameterCount:
 @every
 def test_what_is_built_is_what_is_counted(found: Preset) -> None:
     with torch.device("meta"):
-        model = GPT(found.model, routed(found))
+        model = language_model(found.model, routed(found))
     there, counted = built(model), found.parameters
     assert vars(there) == {**vars(counted), "active": 0}
     assert there.total == sum(p.numel() for p in model.parameters())
@@ -112,7 +112,7 @@ def test_mixed_building_blocks_are_counted_and_train(
     sizes = {"hidden": 16, "heads": 2, "sequence": 12, "vocabulary": 260}
     shape = ModelShape(**sizes, experts=3, **fields)
     with torch.device("meta"):
-        model = GPT(shape, Gating())
+        model = language_model(shape, Gating())
     assert vars(built(model)) == {**vars(parameter_count(shape)), "active": 0}
     plan = Training(iterations=2, micro_batch=2, warmup=1)
     losses = train(Workload(model=shape, training=plan), corpus=corpus)

@@ -48,12 +48,6 @@ def capture(
         "parallelism over them would send.",
         "--virtual",
     ),
-    until_steady: bool = option(
-        False,
-        "With --virtual: end when the transient of the expert load has ended "
-        "(MSER rule), at most after --iterations.",
-        "--until-steady",
-    ),
     every: Every = 1,
     most_bytes: MaxSize = None,
     token_sample: TokenSample = 0,
@@ -88,9 +82,7 @@ def capture(
         check_rank_count(nproc)
     ranks = nproc if rank_env is None else rank_env.world
     _refuse_uneven(ranks, chosen)
-    workload = describe(
-        ranks, {**chosen, "virtual": virtual, "until_steady": until_steady}
-    )
+    workload = describe(ranks, {**chosen, "virtual": virtual})
     if rank_env is None or rank_env.local_rank == 0:
         here = ranks if rank_env is None else _local_ranks(rank_env)
         check_workload(workload, ranks=here)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import groupby
 
 import pytest
 import torch
@@ -52,8 +51,8 @@ def test_the_share_is_lost_of_what_crosses_and_of_nothing_else(pattern: str) -> 
     assert (arrived[~crosses] == 1).all()
     assert set(arrived.unique().tolist()) == {0.0, 1.0}
     lost = 1 - arrived[crosses].mean().item()
-    # 3,584 rows; a message has 4, a burst 8: five standard deviations
-    units = {"packets": 3584, "bursts": 448, "messages": 896, "lowest_weight": 1e12}
+    # 3,584 rows; a message has 4: five standard deviations
+    units = {"packets": 3584, "messages": 896, "lowest_weight": 1e12}
     assert lost == pytest.approx(0.3, abs=5 * (0.21 / units[pattern]) ** 0.5 + 2e-4)
 
 
@@ -80,25 +79,6 @@ def test_a_message_is_lost_whole() -> None:
     for message in range(64):
         mine = arrived[about["message"] == message]
         assert mine.unique().numel() == 1
-
-
-def test_bursts_have_their_mean_length() -> None:
-    plan = Dropping(
-        pattern="bursts", share=0.2, packet_bytes=512, burst_packets=5, site="combine"
-    )
-    network = LossyNetwork(plan, seed=0)
-    rows = torch.ones(40_000, WIDTH)
-    arrived = network.carry(
-        rows,
-        "combine",
-        0,
-        message=torch.zeros(len(rows), dtype=torch.int64),
-        crosses=torch.ones(len(rows), dtype=torch.bool),
-        weight=torch.ones(len(rows)),
-    )
-    runs = [len(list(run)) for lost, run in groupby(arrived[:, 0].tolist()) if not lost]
-    assert len(runs) > 1000
-    assert sum(runs) / len(runs) == pytest.approx(5, rel=0.15)
 
 
 def test_the_lowest_weights_go_first() -> None:
@@ -223,14 +203,9 @@ def test_evaluation_loses_nothing() -> None:
     ("named", "says"),
     [
         ({"site": "nowhere"}, "the site is one of dispatch, combine"),
-        ({"pattern": "often"}, "the pattern is one of packets, bursts"),
+        ({"pattern": "often"}, "the pattern is one of packets, messages"),
         ({"share": 1.0}, "at least 0 and below 1, but is 1"),
         ({"packet_bytes": 8}, "at least 64 bytes, but packet-bytes is 8"),
-        ({"burst_packets": 0.5}, "a burst has at least 1 packet"),
-        (
-            {"pattern": "bursts", "share": 0.9, "burst_packets": 2.0},
-            "bursts of 2 packets drop at most the share 0.66",
-        ),
         (
             {"site": "gradient_sync", "pattern": "lowest_weight"},
             "gradient_sync sends gradients",
