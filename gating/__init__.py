@@ -19,7 +19,6 @@ from .registry import build
 from .router import Adaptive, Router, Seeded
 from .routing import Routing
 from .sinkhorn import SinkhornRouter
-from .skewed import SkewedRouter
 from .switch import SwitchRouter
 from .topk import TopKRouter
 
@@ -34,7 +33,6 @@ __all__ = [
     "Routing",
     "Seeded",
     "SinkhornRouter",
-    "SkewedRouter",
     "SwitchRouter",
     "TopKRouter",
     "balance_counts",

@@ -1,12 +1,9 @@
-"""Compute expert capacities and select the token copies within capacity.
+"""Expert capacity, and the token copies within it.
 
-References
-----------
-Fedus, Zoph, Shazeer, "Switch Transformers", arXiv 2101.03961, section 2.2, equation 3:
-capacity = (tokens / experts) x capacity factor.  Tokens earlier in the batch are kept
-and later ones beyond the capacity are dropped (a running count over the tokens, as in
-the Mesh TensorFlow code of the paper).  For k > 1 the same order is Megatron-Core's
-drop policy "position": a token's second choice has the priority of its first.
+Switch, arXiv 2101.03961, section 2.2, equation 3: capacity = tokens / experts x factor.
+Earlier tokens are kept, later ones beyond the capacity dropped.  For k > 1 the order is
+Megatron-Core's drop policy "position": a token's second choice has the priority of its
+first.
 """
 
 from __future__ import annotations
@@ -21,22 +18,13 @@ from torch import Tensor
 def capacity(factor: float, k: int, tokens: int, experts: int) -> int:
     """Compute the token copies that one expert accepts: ``ceil(factor k T / E)``.
 
-    The factor is taken as its printed decimal value: 1.1 x 10 gives 11, whereas the
-    product of floats would be rounded up to 12.
-
-    Parameters
-    ----------
-    factor
-        The capacity factor, above 0; 1 suffices for a perfectly balanced routing.
-    k, tokens, experts
-        Experts per token k, tokens T of this rank's micro-batch, experts E.
+    The factor is its printed decimal value: 1.1 x 10 is 11, where the product of floats
+    would be rounded up to 12.
 
     Examples
     --------
-    >>> capacity(1.25, 2, 512, 8)
-    160
-    >>> capacity(1.1, 1, 10, 1)
-    11
+    >>> capacity(1.25, 2, 512, 8), capacity(1.1, 1, 10, 1)
+    (160, 11)
     """
     return ceil(Fraction(repr(float(factor))) * k * tokens / experts)
 
@@ -47,21 +35,9 @@ def limit(factor: float | None, k: int, tokens: int, experts: int) -> int | None
 
 
 def keep(expert: Tensor, experts: int, limit: int) -> Tensor:
-    """Select the first ``limit`` token copies of each expert.
+    """Select the first ``limit`` token copies of each expert, ``[N]`` bool.
 
-    Parameters
-    ----------
-    expert
-        ``[N]`` int64, the expert of each copy, highest priority first.
-    experts
-        Number of experts E.
-    limit
-        Maximum number of copies per expert.
-
-    Returns
-    -------
-    Tensor
-        ``[N]`` bool.
+    ``expert`` is ``[N]`` int64, the expert of each copy, highest priority first.
     """
     # Step 1: a copy's position in its expert's queue is its position in the list sorted
     # by expert, minus the position of that expert's first copy.

@@ -1,7 +1,4 @@
-"""Hash router, and random numbers from integer hashes, equal on all ranks and devices.
-
-A router that uses such numbers needs no generator and no state, and a recomputed
-forward pass obtains the same numbers.
+"""Hash router: a fixed random expert for each token id, equal on all ranks and devices.
 
 References
 ----------
@@ -37,12 +34,6 @@ def mixed(*keys: int | Tensor) -> Tensor:
             state = state.to(key.device)
         state = _finalized((state ^ key) + _INCREMENT)
     return state
-
-
-def uniform(*keys: int | Tensor) -> Tensor:
-    """Compute uniform float64 numbers in (0, 1), 52 random bits, from integer keys."""
-    bits = _shifted(mixed(*keys), 12)
-    return (bits.double() + 0.5) * 2.0**-52
 
 
 def _finalized(state: Tensor) -> Tensor:

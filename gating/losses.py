@@ -22,18 +22,9 @@ from .routing import Routing
 def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
     """Compute the load-balancing loss of a micro-batch.
 
-    Parameters
-    ----------
-    probabilities
-        ``[T, E]``.
-    expert
-        ``[N]`` int64 (any shape), the chosen experts; ``N = k T`` for token choice.
-
-    References
-    ----------
-    k = 1: Fedus et al., "Switch Transformers", arXiv 2101.03961, equations 4 to 6.
-    k > 1: Dai et al., "DeepSeekMoE", arXiv 2401.06066, equations 12 to 14, which
-    divide the counts by k so that the uniform value stays 1.
+    ``expert`` is int64 of any shape, the chosen experts.  k = 1: Switch, arXiv
+    2101.03961, equations 4 to 6; k > 1: DeepSeekMoE, arXiv 2401.06066, equations 12 to
+    14, which divide the counts by k so that the uniform value stays 1.
     """
     counts = torch.bincount(expert.reshape(-1), minlength=probabilities.shape[1])
     return global_balance_loss(probabilities, counts)
@@ -42,22 +33,10 @@ def load_balancing_loss(probabilities: Tensor, expert: Tensor) -> Tensor:
 def sequence_balance_loss(
     probabilities: Tensor, expert: Tensor, sequences: int
 ) -> Tensor:
-    """Compute the load-balancing loss of each sequence, averaged over sequences.
+    """Compute the load-balancing loss of each of B sequences, averaged over them.
 
-    Parameters
-    ----------
-    probabilities
-        ``[T, E]``, the tokens of B consecutive sequences.
-    expert
-        ``[T, J]`` int64, the experts counted for each token.
-    sequences
-        Number of sequences B, which divides T.
-
-    References
-    ----------
-    DeepSeek-V2, arXiv 2405.04434, section 2.2.3; DeepSeek-V3, arXiv 2412.19437,
-    equations 17 to 20 (each token is counted for the experts of its k highest scores,
-    without bias).
+    ``expert`` is ``[T, J]`` int64, the experts counted for each token.  DeepSeek-V2,
+    arXiv 2405.04434, section 2.2.3; V3, arXiv 2412.19437, equations 17 to 20.
     """
     tokens, experts = probabilities.shape
     if sequences < 1 or tokens % sequences or len(expert) != tokens:
@@ -77,22 +56,11 @@ def sequence_balance_loss(
 
 
 def global_balance_loss(probabilities: Tensor, counts: Tensor) -> Tensor:
-    """Compute the load-balancing loss with expert shares of a larger (global) batch.
+    """Compute the load-balancing loss with expert counts of a larger (global) batch.
 
-    For ranks with equal numbers of tokens, the mean of this loss over ranks is the
-    load-balancing loss of the tokens of all ranks.
-
-    Parameters
-    ----------
-    probabilities
-        ``[T, E]``, this rank's tokens.
-    counts
-        ``[E]`` int64, copies that chose each expert, summed over the data-parallel
-        ranks (and over earlier micro-batches of the step, where they are kept).
-
-    References
-    ----------
-    Qiu et al., "Demons in the Detail", arXiv 2501.11873, section 3.
+    ``counts`` are ``[E]`` int64, copies that chose each expert, summed over the
+    data-parallel ranks.  For ranks with equal numbers of tokens, the mean of this loss
+    over ranks is that of all tokens.  Qiu et al., arXiv 2501.11873, section 3.
     """
     tokens, experts = probabilities.shape
     share = counts.to(probabilities.dtype) / counts.sum().clamp(min=1)
@@ -111,18 +79,9 @@ def balance_loss(
 ) -> Tensor:
     """Compute the load-balancing loss of a routing for one of ``BALANCE_SCOPES``.
 
-    Parameters
-    ----------
-    routing
-        Routing of one micro-batch.  Without ``probabilities`` (a router without balance
-        loss), its ``auxiliary_loss`` is returned for every scope.
-    scope
-        ``"micro_batch"``: the loss computed by the router; ``"sequence"``;
-        ``"global"``.
-    sequences
-        Sequences of the micro-batch B, for ``"sequence"``.
-    counts
-        ``[E]`` int64, :func:`balance_counts` summed over ranks, for ``"global"``.
+    ``"micro_batch"`` is the loss computed by the router; ``"sequence"`` needs the
+    number of sequences; ``"global"`` the :func:`balance_counts` summed over ranks.  A
+    router without balance loss (no ``probabilities``) has its own for every scope.
     """
     if scope == "micro_batch" or routing.probabilities is None:
         return routing.auxiliary_loss
@@ -140,24 +99,15 @@ def balance_loss(
 def router_z_loss(logits: Tensor) -> Tensor:
     """Compute the router z-loss: the mean of ``logsumexp(logits)^2`` over tokens.
 
-    It is ``(log E)^2`` for ``[T, E]`` logits of zero.
-
-    References
-    ----------
-    Zoph et al., "ST-MoE", arXiv 2202.08906, equation 5.
+    ``(log E)^2`` for ``[T, E]`` logits of zero.  ST-MoE, arXiv 2202.08906, equation 5.
     """
     return logits.logsumexp(-1).square().sum() / max(len(logits), 1)
 
 
 def load_error_sign(load: Tensor) -> Tensor:
-    """Compute the update direction of the loss-free bias from the expert load.
+    """Compute the direction of the loss-free bias: sign of ``mean(load) - load``.
 
-    This is the sign of ``mean(load) - load``, ``[E]`` int64 as the load, in integer
-    arithmetic.
-
-    References
-    ----------
-    Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy", arXiv 2408.15664,
-    algorithm 1; DeepSeek-V3, arXiv 2412.19437, section 2.1.2.
+    ``load`` is ``[E]`` int64, and so is the result, in integer arithmetic.  Wang et
+    al., arXiv 2408.15664, algorithm 1; DeepSeek-V3, arXiv 2412.19437, section 2.1.2.
     """
     return (load.sum() - load * load.numel()).sign()

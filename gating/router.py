@@ -20,21 +20,14 @@ from .routing import Routing
 class Router(Protocol):
     """Interface of a router, which is also an ``nn.Module``.
 
-    A router takes random numbers from torch's default generator, as dropout does, so
-    that they are reproducible with ``torch.manual_seed`` and under activation
-    checkpointing.
+    Its random numbers are of torch's default generator, as dropout's are: reproducible
+    with ``torch.manual_seed`` and under activation checkpointing.
     """
 
     def __call__(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
-        """Compute the expert assignment of token vectors.
+        """Route ``[T, h]`` token vectors; ``ids`` are ``[T]`` int64 token ids.
 
-        Parameters
-        ----------
-        x
-            ``[T, h]`` float, the token vectors.
-        ids
-            ``[T]`` int64, the token ids.  Ignored by routers that do not use them;
-            required by those that do.
+        Most routers ignore the ids; those that go by them refuse None.
         """
 
 
@@ -43,15 +36,10 @@ class Adaptive(Protocol):
     """Interface of a router whose state is updated after each optimizer step."""
 
     def after_step(self, load_e: Tensor) -> None:
-        """Update the router's state from the expert load of an optimizer step.
+        """Update the state, on every rank alike, from the load ``[E]`` int64 of a step.
 
-        Every rank calls this with the same values, so that routers stay equal.
-
-        Parameters
-        ----------
-        load_e
-            ``[E]`` int64, token copies that chose each expert in this step, over
-            capacity included, summed over micro-batches and data-parallel ranks.
+        Counted are the copies that chose each expert, over capacity included, of all
+        micro-batches and data-parallel ranks.
         """
 
 
@@ -92,20 +80,11 @@ class LinearGate(nn.Module):
 
     Parameters
     ----------
-    hidden
-        Width h of a token vector.
-    experts
-        Number of experts E.
-    k
-        Number of experts per token, 1 to E.
+    hidden, experts, k
+        Width h of a token vector, experts E, and experts per token, 1 to E.
     capacity_factor
         An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
         tokens first; None keeps all (dropless).
-
-    Raises
-    ------
-    LayoutError
-        If k is not between 1 and E; in subclasses, also if an option is impossible.
     """
 
     def __init__(

@@ -52,16 +52,10 @@ class Routing:
         probabilities: Tensor | None = None,
         balanced: Tensor | None = None,
     ) -> Routing:
-        """Create a routing from the experts and weights of each token.
+        """Create a routing from ``[T, K]`` experts, distinct in a row, and weights.
 
-        Parameters
-        ----------
-        expert, weight
-            ``[T, K]`` int64, distinct within a row, and ``[T, K]`` float.
-        experts, auxiliary_loss, z_loss, probabilities, balanced
-            As the attributes.
-        capacity
-            Maximum copies per expert, earlier tokens first; None keeps all.
+        ``capacity`` is as of :func:`~.capacity.keep`, None keeps all; the rest is as
+        the attributes.
         """
         tokens, k = expert.shape
         chosen = expert.reshape(-1)
@@ -117,10 +111,7 @@ class Routing:
     def chosen(self) -> Tensor:
         """Return the experts of each token, dropped copies included.
 
-        Returns
-        -------
-        Tensor
-            ``[T, k]`` int64 ids, or a mask ``[T, E]`` where k varies.
+        They are ``[T, k]`` int64 ids, or a mask ``[T, E]`` where k varies.
         """
         if self.k is not None:
             return self.expert_tk

@@ -66,27 +66,12 @@ class SinkhornRouter(LinearGate):
 def sinkhorn_plan(
     logits: Tensor, tolerance: float = 1e-4, rounds: int = 1000
 ) -> Tensor:
-    """Compute the logarithm of the Sinkhorn transport plan between tokens and experts.
+    """Compute the logarithm ``[T, E]`` of the plan between tokens and experts.
 
     Rows and columns of ``exp(logits)`` are scaled alternately until rows sum to 1/T and
-    columns to 1/E.  The computation is in log space, so that large logits do not
-    overflow.
-
-    Parameters
-    ----------
-    logits
-        ``[T, E]`` float.
-    tolerance
-        Convergence criterion: the mean absolute change of the experts' scaling factors
-        in one iteration.  As in Megatron-Core, it is not relative to the factors, which
-        are of the order of T divided by the column sums after the first iteration.
-    rounds
-        Maximum number of iterations.
-
-    Returns
-    -------
-    Tensor
-        ``[T, E]``; the exponential sums to 1.
+    columns to 1/E, in log space, so that large logits do not overflow.  It ends when
+    the experts' factors change by at most ``tolerance`` in the mean, which as in
+    Megatron-Core is not relative, or after so many rounds.
 
     References
     ----------

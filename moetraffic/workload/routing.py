@@ -429,23 +429,6 @@ _SPECS = (
             _number("rounds", 1000, "of normalization at most", 1),
         ),
     ),
-    RouterSpec(
-        name="skewed",
-        router="skewed:SkewedRouter",
-        title="The skewed router",
-        text="a stress source: Zipf popularity, drifting hot set",
-        source="this library",
-        options=(
-            _number("exponent", 1.0, "of Zipf's law; 0 is uniform", 0, 50),
-            _number(
-                "period",
-                50,
-                "steps after which the hot set moves on by one expert; 0: never",
-                0,
-            ),
-            _SEED,
-        ),
-    ),
 )
 ROUTERS: Mapping[str, RouterSpec] = {spec.name: spec for spec in _SPECS}
 """The built-in routers by name."""

@@ -1,4 +1,4 @@
-"""What is particular to expert choice, DeepSeek's, the hash and the skewed router."""
+"""What is particular to expert choice, DeepSeek's, and the hash router."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from moetraffic.gating import (
     ExpertChoiceRouter,
     HashRouter,
     SinkhornRouter,
-    SkewedRouter,
     balance_loss,
     load_balancing_loss,
     sequence_balance_loss,
@@ -167,53 +166,6 @@ def test_ids_are_spread_evenly() -> None:
     assert float((load - 5000).abs().max()) < 5 * (50_000 * 0.1 * 0.9) ** 0.5
 
 
-def test_skewed_demand_follows_zipf_and_drifts() -> None:
-    router = SkewedRouter(4, 5, exponent=1.5, period=2)
-    x = torch.zeros(20_000, 4)
-    wanted = [i**-1.5 for i in range(1, 6)]
-    for step in range(6):
-        popularity = router.popularity()
-        shares = router(x).demand() / len(x)
-        torch.testing.assert_close(shares.double(), popularity, atol=0.02, rtol=0)
-        assert sorted(popularity.tolist(), reverse=True) == pytest.approx(
-            [w / sum(wanted) for w in wanted]
-        )
-        router.after_step(torch.zeros(5, dtype=torch.int64))
-        moved = router.popularity()
-        # the hot set moves on after every second step
-        assert torch.equal(moved, popularity) == (step % 2 == 0)
-
-
-def test_five_moves_bring_the_hot_set_home() -> None:
-    router = SkewedRouter(4, 5, period=1)
-    start = router.popularity()
-    hottest = set()
-    for _ in range(5):
-        hottest.add(int(router.popularity().argmax()))
-        router.after_step(torch.zeros(5, dtype=torch.int64))
-    assert torch.equal(router.popularity(), start)
-    assert hottest == set(range(5))
-
-
-def test_skewed_choices_depend_on_step_and_ids_alone() -> None:
-    torch.manual_seed(0)
-    router, ids = SkewedRouter(4, 6, k=2, period=0), torch.arange(30)
-    first = router(torch.randn(30, 4), ids=ids)
-    with torch.no_grad():
-        router.weight.normal_()
-    assert torch.equal(router(torch.randn(30, 4), ids=ids).expert, first.expert)
-    assert not torch.equal(router(torch.zeros(30, 4), ids=ids + 1).expert, first.expert)
-    router.after_step(torch.zeros(6, dtype=torch.int64))
-    assert not torch.equal(router(torch.zeros(30, 4), ids=ids).expert, first.expert)
-
-
-def test_an_exponent_of_zero_is_uniform() -> None:
-    torch.testing.assert_close(
-        SkewedRouter(2, 4, exponent=0.0).popularity(),
-        torch.full((4,), 0.25, dtype=torch.float64),
-    )
-
-
 def test_sinkhorn_balances_in_training_alone() -> None:
     torch.manual_seed(0)
     router, x = SinkhornRouter(8, 4), torch.randn(400, 8) + 1
@@ -235,9 +187,7 @@ def test_sinkhorn_bears_large_logits() -> None:
     assert int(routing.demand().sum()) == 30
 
 
-@pytest.mark.parametrize(
-    "made", [ExpertChoiceRouter, DeepSeekRouter, SinkhornRouter, SkewedRouter]
-)
+@pytest.mark.parametrize("made", [ExpertChoiceRouter, DeepSeekRouter, SinkhornRouter])
 def test_impossible_k_is_refused(made: type) -> None:
     with pytest.raises(LayoutError, match="k is 5"):
         made(8, 4, k=5)
