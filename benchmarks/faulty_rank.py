@@ -118,25 +118,6 @@ def other_trace(name: str) -> Callable[[Fault], None]:
     return lay
 
 
-def wrong_splits(fault: Fault) -> None:
-    """Send eight bytes more than the others expect, in one operation."""
-    from dataclasses import replace
-
-    from moetraffic.replay.plan import program as module
-
-    plain = module.program
-
-    def program(*given: Any) -> Any:
-        right = plain(*given)
-        n = fault.operation % len(right)
-        sends, sizes = right.send_bytes.copy(), right.send_size.copy()
-        sends[right.first[n]] += 8
-        sizes[n] += 8
-        return replace(right, send_bytes=sends, send_size=sizes)
-
-    module.program = program
-
-
 def other_version(_: Fault) -> None:
     """Be another version of moetraffic."""
     import moetraffic
@@ -242,13 +223,6 @@ FAULTS = {
         about="a rank exits with code 0 in the middle",
         reported="that it ended early",
         said=f"ended early, without an error|{GONE}",
-    ),
-    "wrong splits": Kind(
-        arm=wrong_splits,
-        about="a rank sends other bytes than planned",
-        reported="how many, to which rank, and how many that rank expects",
-        said="sends [0-9]+ bytes to rank",
-        weight=3,
     ),
     "other trace": Kind(
         agreed=True,

@@ -359,5 +359,6 @@ def smallest(plan: Plan, program: Program) -> Program:
         split = name in ("reduce_scatter", "scatter")
         size = SMALLEST_BYTES * (width[rows] if split else np.ones_like(width[rows]))
         ends = plan.sender[calls], plan.receiver[calls]
-        sizes[:, rows] = buffers(name, size, width[rows], program.rank, *ends)
+        small = buffers(name, size, width[rows], program.rank, *ends)
+        sizes[:, rows] = np.minimum(sizes[:, rows], small)
     return replace(program, send_size=sizes[0], receive_size=sizes[1])

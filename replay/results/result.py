@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.times.completion import completion, wall_times
 from moetraffic.arrays import Float64
 from moetraffic.replay.plan.matrices import operation_matrices
 from moetraffic.replay.plan.operations import KINDS, Plan
@@ -21,7 +20,6 @@ from .comparison import (
     captured_times,
     median_run,
     operation_rows,
-    pass_rows,
     punctuality,
     ratio_rows,
     slowdown_rows,
@@ -110,19 +108,11 @@ def conclude(
     if ports:
         limits = port_bounds_s(plan, operation_matrices(trace, plan), ports)
         baselines["ports"] = "transfer_s", limits
-    walls: dict[int, float] = {}
-    if not options.scaling:
-        calls = completion(trace, kind=None)
-        when, took = wall_times(
-            trace, calls[np.isin(calls["occurrence"], plan.occurrence)]
-        )
-        walls = dict(zip(when.tolist(), took.tolist(), strict=True))
     if options.pace.timed:
         whole = float("nan")  # gaps are no time of the network
     # ---- tables ----------------------------------------------------------------------
     operations = operation_rows(plan, measured, shown)
-    ratios = ratio_rows(plan, measured, baselines) + pass_rows(measured, walls, whole)
-    late = punctuality(runs[shown], absolute=options.pace.absolute)
+    ratios = ratio_rows(plan, measured, baselines, whole)
     passes = [
         [durations(plan, times, clocks, nodes).transfer_s for times in trial]
         for trial in trials
@@ -133,7 +123,7 @@ def conclude(
         "ratios": ratios,
         "ranks": rank_rows(plan, own, nodes),
         "ports": list(ports),
-        "schedule": [late] if late else [],
+        "schedule": punctuality(runs[shown]),
         "background": slowdown_rows(plan, passes) if passes else [],
         "stack": [dict(row) for row in stack],
         "load": load,
@@ -157,7 +147,7 @@ def conclude(
         "last_iteration": int(plan.iteration.max()),
         "operations": {k: n for k, n in zip(KINDS, number, strict=True) if n},
         "left_out": dict(plan.left_out),
-        "verified": options.verified,
+        "verified": options.verify,
         "runs": len(runs),
         "shown_run": shown,
         "trials": len(trials),

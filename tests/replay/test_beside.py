@@ -15,8 +15,8 @@ from moetraffic.capture.hook.completion import CompletionTracker, DeviceClock
 from moetraffic.errors import ReplayError
 from moetraffic.replay.options import Options
 from moetraffic.replay.plan.background import layout_pattern, traffic_of
-from moetraffic.replay.rank import Passes
-from moetraffic.replay.transport import Transport
+from moetraffic.replay.run import timed_pass
+from moetraffic.replay.transport import Bound, Transport
 from moetraffic.trace.merge.log_format import CALL_FIELDS, CALL_HEAD, OPERATIONS
 from tests.replay.conftest import planned
 
@@ -73,10 +73,10 @@ def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked, lay
         program = programs[rank_env.rank]
         moves, notes = Transport(), Notes()
         moves.start(rank_env, plan.used_groups, 60.0)
-        passes = Passes(Options(trace=Path("toy.h5")), plan, program, moves)
+        bound = Bound(plan, program, moves)
         moves.barrier = lambda: None  # what is noted is the traffic alone
         uninstall = hook.install(notes)
-        passes.run()
+        timed_pass(Options(trace=Path("toy.h5")), bound)
         uninstall()
         sends = (program.sends(n).tolist() for n in range(len(program)))
         return notes.calls, [s for s in sends if s]

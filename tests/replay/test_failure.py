@@ -157,8 +157,8 @@ from moetraffic.launch.board import State, own
 from moetraffic.replay.failure import Watchdog
 os.environ["RANK"] = "3"
 pair = socket.socketpair()
-dog = Watchdog(start_s=1.0, silence_s=0.8, grace_s=0.4)
-dog.namer = lambda rank, n: f"operation {n}"
+name = lambda rank, n: f"operation {n}"
+dog = Watchdog(name, start_s=1.0, silence_s=0.8, grace_s=0.4)
 print("up", flush=True)
 """
 

@@ -17,8 +17,8 @@ from moetraffic.launch.environment import RankEnvironment
 from moetraffic.replay.options import Options
 from moetraffic.replay.pace import parse_pace
 from moetraffic.replay.plan.background import traffic_of
-from moetraffic.replay.rank import Passes
-from moetraffic.replay.transport import Transport
+from moetraffic.replay.run import timed_pass
+from moetraffic.replay.transport import Bound, Transport
 from tests.replay.conftest import make_trace, planned
 
 
@@ -64,20 +64,23 @@ def test_one_of_many_ranks_goes_through_its_program(world, forked, monkeypatch):
         more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         moves = FakeGroups(monkeypatch)
         moves.start(RankEnvironment(rank, world, 0), plan.used_groups, 30.0)
-        ordered, bind = [], moves.bind
+        ordered = []
 
-        def noted(kind, *arguments, **more):
-            launch = bind(kind, *arguments, **more)
-            return lambda: ordered.append(kind) or launch()
+        def noted(method):
+            def bind(*arguments, **more):
+                launch = method(*arguments, **more)
+                return lambda: ordered.append(arguments) or launch()
 
-        moves.bind = noted
+            return bind
+
+        moves.bind, moves.messages = noted(moves.bind), noted(moves.messages)
         options = Options(trace=Path("many.h5"), pace=parse_pace("captured"))
         program = programs[rank]
-        passes = Passes(options, plan, program, moves)
-        passes.warm_up()
+        bound = Bound(plan, program, moves)
+        bound.warm_up()
         assert len(ordered) < len(program) / 2
         ordered.clear()
-        timing = passes.run()
+        timing = timed_pass(options, bound)
         assert (timing.end >= timing.issue).all()
         moves.stop()
         return planned_s, more, len(ordered), len(program), np.unique(program.kind)

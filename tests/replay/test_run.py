@@ -62,8 +62,8 @@ def test_options_arrive_at_the_ranks_as_they_were_given():
         scaling=Scaling(fold="2", factor=Fraction(1, 3), self_traffic=False),
         background="tp=2",
         model="tiny",
-        pace=parse_pace("scaled:0.5", "sleep"),
-        verify="sample",
+        pace=parse_pace("scaled:0.5"),
+        verify="none",
         repeat=3,
         ports=True,
         capacity="10Gbps",
@@ -78,12 +78,10 @@ def test_options_arrive_at_the_ranks_as_they_were_given():
     [
         ({"timeout_s": 0}, "timeout must be above 0 s"),
         ({"start_timeout_s": float("nan")}, "start timeout must be above 0 s"),
-        ({"layers": ()}, "list of layers is empty"),
-        ({"repeat": 0}, "1 to 1000 timed passes"),
+        ({"repeat": 0}, "1 timed pass or more"),
         ({"pairs": 1}, "2 to 1000 pairs"),
         ({"background": "tp=2"}, "--model is missing"),
-        ({"verify": "all"}, "full, sample"),
-        ({"graphs": True, "pace": parse_pace("captured")}, "choose --pace asap"),
+        ({"verify": "all"}, "full, none"),
     ],
 )
 def test_options_that_cannot_be_are_refused(given, says):

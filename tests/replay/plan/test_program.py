@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +15,8 @@ from moetraffic.errors import ReplayError
 from moetraffic.replay.options import Options
 from moetraffic.replay.plan import matrices as matrices_module
 from moetraffic.replay.plan.operations import operations
-from moetraffic.replay.rank import warmed
 from moetraffic.replay.run import counted_name
+from moetraffic.replay.transport import Bound, Transport
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
@@ -206,27 +205,6 @@ def test_planning_needs_no_torch():
 # ---- verification and warm-up ----------------------------------------------------
 
 
-@settings(max_examples=10, deadline=None)
-@given(share=st.floats(0.001, 1.0), iterations=st.integers(1, 30))
-def test_a_sample_has_a_share_of_each_site_and_the_largest_of_each_group(
-    share, iterations
-):
-    trace = make_trace(world=4, groups=[(0, 2), (1, 3)], iterations=range(iterations))
-    plan = operations(trace)
-    chosen = plan.sampled(share)
-    assert (chosen == plan.sampled(share)).all()
-    more = 0
-    for site in np.unique(plan.site):
-        rows = plan.site == site
-        drawn, least = int(chosen[rows].sum()), math.ceil(share * int(rows.sum()))
-        assert drawn >= least
-        more += drawn - least
-    assert more <= len(np.unique(plan.group))
-    for group in np.unique(plan.group):
-        rows = plan.group == group
-        assert plan.largest_bytes[rows & chosen].max() == plan.largest_bytes[rows].max()
-
-
 @pytest.fixture(scope="module")
 def overlapped_on_rank_0() -> Trace:
     """Rank 0 called each all-reduce before its last all-to-all had ended.
@@ -267,10 +245,16 @@ def test_a_correct_network_is_found_correct(
     assert replay_with(path).data["verified"] == "full"
 
 
-def test_the_warm_up_runs_each_group_kind_and_size_class_once(toy):
-    plan = operations(toy(world=4, groups=[(0, 2), (1, 3)], iterations=range(6)))
-    rows = np.flatnonzero(warmed(plan))
+def test_the_warm_up_runs_each_group_kind_and_size_class_once(toy, monkeypatch):
+    plan, programs = planned(toy(world=4, groups=[(0, 2), (1, 3)], iterations=range(6)))
     size_class = np.log2(plan.largest_bytes + 1).astype(int)
     keys = list(zip(plan.group, plan.kind, size_class, strict=True))
-    assert len({keys[n] for n in rows}) == len(rows) == len({*keys})
-    assert 6 < len(rows) < len(plan) / 3
+    moves, ran = Transport(), set()
+    monkeypatch.setattr(moves, "run", lambda launch: None)
+    for rank in range(4):
+        bound, own = Bound(plan, programs[rank], moves), []
+        monkeypatch.setattr(bound, "bind", own.append)
+        bound.warm_up()
+        ran |= set(programs[rank].operation[own].tolist())
+    assert len({keys[n] for n in ran}) == len(ran) == len({*keys})
+    assert 6 < len(ran) < len(plan) / 3

@@ -88,6 +88,8 @@ def test_rates_of_unequal_ports_are_found():
     class Ranks:
         """All ranks at once: each takes its turn in every exchange."""
 
+        rank = 0
+
         def __init__(self):
             self.shifts = destinations([f"n{r}" for r in range(world)])
             self.log = []
@@ -101,20 +103,17 @@ def test_rates_of_unequal_ports_are_found():
             receiver = to if size else 0
             return 2e-3 + max(size, back) / min(rates[0, sender], rates[1, receiver])
 
-    ranks = Ranks()
-    nodes = [f"n{r}" for r in range(world)]
+        def gathered(self, values):
+            """Rank 0's times are measured, those of others follow from the rates."""
+            every = np.tile(values, (world, 1))
+            if len(values) > len(self.shifts):
+                size = max(size for _, size, back in self.log[-2 * len(values) :])
+                table = times_on(rates, self.shifts, (size // 4, size), repetitions=5)
+                every = np.moveaxis(table, -1, 0).reshape(world, -1)
+                np.testing.assert_allclose(every[0], values)
+            return every
 
-    def gather(values):
-        """Rank 0's times are measured, those of the others follow from the rates."""
-        every = np.tile(values, (world, 1))
-        if len(values) > len(ranks.shifts):
-            size = max(size for _, size, back in ranks.log[-2 * len(values) :])
-            table = times_on(rates, ranks.shifts, (size // 4, size), repetitions=5)
-            every = np.moveaxis(table, -1, 0).reshape(world, -1)
-            np.testing.assert_allclose(every[0], values)
-        return every
-
-    for row in measure_ports(0, nodes, ranks.exchange, gather):
+    for row in measure_ports(Ranks(), [f"n{r}" for r in range(world)]):
         for way, other in ((0, 1), (1, 0)):
             most = np.delete(rates[other], row["rank"]).max()
             want = min(rates[way, row["rank"]], most)
