@@ -160,15 +160,6 @@ def command(
     rank_env = current_rank()
 
     def work() -> Result | None:
-        scaling: dict[str, Any] = {
-            "fold": fold,
-            "expand": expand,
-            "ranks": ranks,
-            "rank_map": rank_map,
-            "missing": missing,
-            "dispatcher": dispatcher,
-            "ranks_per_node": ranks_per_node,
-        }
         options = Options(
             trace=trace,
             out=output,
@@ -178,7 +169,13 @@ def command(
             layers=layer_numbers(layers),
             dense=dense,
             scaling=Scaling(
-                **{name: value for name, value in scaling.items() if value},
+                fold=fold,
+                expand=expand,
+                ranks=ranks,
+                rank_map=rank_map,
+                missing=missing,
+                dispatcher=dispatcher,
+                ranks_per_node=ranks_per_node,
                 factor=factor_of(factor),
                 self_traffic=self_traffic == "keep",
             ),
@@ -197,7 +194,9 @@ def command(
         if result is not None and (rank_env is None or rank_env.rank == 0):
             validate(result, force=force)
         if dry:
-            return _dry_run(options, nproc)
+            check_backend(options.backend)
+            with Trace.open(options.trace) as opened:
+                return dry_run(options, *planned(options, opened, nproc))
         if rank_env is None:
             return _replay(options, nproc, quiet=as_json)
         # stack traces of torch's log are left out: errors are one sentence here
@@ -218,12 +217,6 @@ def command(
         if output is not None and not (dry or as_json):
             print(f"written: {output}")
     return 0
-
-
-def _dry_run(options: Options, nproc: int | None) -> Result:
-    check_backend(options.backend)
-    with Trace.open(options.trace) as trace:
-        return dry_run(options, *planned(options, trace, nproc))
 
 
 def _replay(options: Options, nproc: int | None, *, quiet: bool) -> Result:

@@ -23,7 +23,6 @@ import numpy.typing as npt
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from moetraffic.arrays import Int64
 from moetraffic.capture.clock_offset import measure_offset
 from moetraffic.launch.blame import Namer, pid_namespace
 from moetraffic.launch.board import Board, Cause, State, own
@@ -35,6 +34,8 @@ from .failure import RankError, Watchdog, first_line, reporting
 from .store import PLACE, connected, served_by_agent
 
 AGREEMENT = "the agreement on the plan"
+PLAN = "plan"
+"""Setting that is the digest of the plan: of groups, times and all bytes."""
 
 GATHERED = 64
 """Ranks whose arrays are in the store at a time."""
@@ -270,28 +271,19 @@ class Meeting:
 
     # ---- agreements --------------------------------------------------------------
 
-    def handshake(
-        self,
-        settings: Mapping[str, str],
-        digest: str = "",
-        checksums: Callable[[], Int64] = lambda: np.zeros(0, np.int64),
-        name: Callable[[int], str] = str,
-    ) -> list[str]:
-        """Check that all ranks have the same settings and plan; return hosts by rank.
+    def handshake(self, settings: Mapping[str, str]) -> list[str]:
+        """Check that all ranks have the same settings; return hosts by rank.
 
-        The most important of ``settings`` comes first.  ``digest`` is that of the plan;
-        ``checksums`` of its operations find the first that differs, which ``name``
-        names.
+        The most important comes first; the digest of the plan is one of them.
 
         Raises
         ------
         RankError
-            Naming the rank that differs and the setting or the operation, or the ranks
-            that did not arrive.
+            Naming the rank that differs and the setting, or the ranks that did not
+            arrive.
         """
-        terms = {**settings, "plan": digest}
         place = platform.node(), pid_namespace(), os.getpid()
-        self.put(f"rank/{self.rank}", json.dumps([terms, place]))
+        self.put(f"rank/{self.rank}", json.dumps([settings, place]))
         if self.rank and not self.wait("rank/0", self._left_s()):
             raise self._absent()
 
@@ -301,45 +293,16 @@ class Meeting:
                 if not self.wait(f"rank/{rank}", self._left_s()):
                     raise self._absent()
                 rows.append(json.loads(self.get(f"rank/{rank}", rank)))
-            different = differing([terms for terms, _ in rows])
-            return json.dumps([different, [place for _, place in rows]])
+            check_equal([settings for settings, _ in rows])
+            return json.dumps([place for _, place in rows])
 
-        different, places = json.loads(self.answer("handshake", collect))
-        if different is not None:
-            self._compare_plans(different, checksums, name)
+        places = json.loads(self.answer("handshake", collect))
         self.hosts = [host for host, *_ in places]
         *here, _ = places[self.rank]
         pids = {r: pid for r, (*there, pid) in enumerate(places) if there == here}
         if not own().supervised and len(pids) > 1:
             self._share_board(pids)
         return self.hosts
-
-    def _compare_plans(
-        self,
-        pair: Sequence[int],
-        checksums: Callable[[], Int64],
-        name: Callable[[int], str],
-    ) -> None:
-        """Find on rank 0 the first operation in which the plans of two ranks differ."""
-        if self.rank in pair:
-            self.put_array(f"plan of {self.rank}", checksums())
-        if self.rank:
-            self.get("the comparison of plans")  # ends by the failure of rank 0
-        like = np.zeros(0, np.int64)
-        usual, odd = (self.take_array(f"plan of {r}", r, like) for r in pair)
-        both = min(len(usual), len(odd))
-        differ = np.flatnonzero(usual[:both] != odd[:both])
-        place, than = AGREEMENT, f"than rank {pair[0]}"
-        reason = f"the same bytes, but other groups or other captured times {than}"
-        if len(differ) or len(odd) != len(usual):
-            place = name(int(differ[0]) if len(differ) else both)
-            reason = f"another plan {than}, first in this operation"
-        raise RankError(
-            f"has {reason}: give every rank the same trace",
-            rank=pair[1],
-            operation=place,
-            cause=Cause.MISMATCH,
-        )
 
     def _share_board(self, pids: dict[int, int]) -> None:
         """Move the row of this rank to a board of all ranks of this host."""
@@ -426,28 +389,27 @@ class Meeting:
         return np.concatenate([np.zeros(0, CLOCK), *gathered])
 
 
-def differing(terms: Sequence[Mapping[str, str]]) -> tuple[int, int] | None:
-    """Find ranks (usual, other) whose plans differ; None if all terms are equal.
+def check_equal(settings: Sequence[Mapping[str, str]]) -> None:
+    """Check that the settings of all ranks are the same.
 
     Raises
     ------
     RankError
-        If a setting differs: naming a rank that differs from most others.
+        Naming a rank that differs from most others, and what differs.
     """
-    for name in dict.fromkeys(name for row in terms for name in row):
-        values = [row.get(name, "none") for row in terms]
+    for name in dict.fromkeys(name for row in settings for name in row):
+        values = [row.get(name, "none") for row in settings]
         (usual, _), *others = Counter(values).most_common()  # ties: the first
         if not others:
             continue
         common = values.index(usual)
         other = next(r for r, value in enumerate(values) if value != usual)
-        if name == "plan":
-            return common, other
+        what = f"{name} {values[other]}, while rank {common} has {usual}"
+        if name == PLAN:
+            what = f"another plan than rank {common}"
         raise RankError(
-            f"has {name} {values[other]}, while rank {common} has {usual}: give every "
-            "rank the same software and the same options",
+            f"has {what}: give every rank the same trace, software and options",
             rank=other,
             operation=AGREEMENT,
             cause=Cause.MISMATCH,
         )
-    return None

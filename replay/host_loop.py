@@ -15,13 +15,13 @@ from __future__ import annotations
 import gc
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from torch.futures import collect_all
 
 from moetraffic.launch.board import ALIVE_NS, own
 from moetraffic.trace.model import UNKNOWN_TIME
@@ -29,7 +29,7 @@ from moetraffic.trace.model import UNKNOWN_TIME
 from .failure import RankError, backend_error, backend_errors
 from .pace import SPIN_NS, Pace, wait_until
 from .plan.program import UNKNOWN_GAP, Timing
-from .transport import Bound, Work
+from .transport import Bound
 
 MOST_IN_FLIGHT = 1024
 """Largest number of operations in flight; issuing more waits."""
@@ -102,24 +102,17 @@ def run(timed: TimedPass, *, overlap: bool = False) -> None:
     ``overlap``: by the event loop even if no operations overlap, so that passes with
     and without some of the operations run the same loop.
     """
-    with _uncollected():
+    collecting = gc.isenabled()
+    gc.disable()  # the loops create no reference cycles
+    try:
         if timed.pace.absolute or overlap or not timed.program.chained:
             EventLoop(timed).run()
         else:
             _chain(timed)
-    own().note(done=timed.base // 2 + len(timed.program))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Switch garbage collection off: the loops create no reference cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
-        if enabled:
+        if collecting:
             gc.enable()
+    own().note(done=timed.base // 2 + len(timed.program))
 
 
 def _chain(timed: TimedPass) -> None:
@@ -217,54 +210,37 @@ class EventLoop:
                 self._receive(soonest)
 
     def _issue(self, n: int) -> None:
+        """Start an operation; its end comes into the queue, with its time or error."""
         timed, launch = self.timed, self.timed.bound.launch(n)
         self.flying[n] = None
         self._count(n)
+
+        def ended(wait: Callable[[], object]) -> None:
+            error = None
+            try:
+                wait()
+            except RuntimeError as raised:
+                error = raised
+            self.ends.put((n, time.monotonic_ns(), error))
+
         timed.issue[n] = time.monotonic_ns()
         try:
             work = launch()
         except RuntimeError as error:
             raise timed.failure(n, error) from error
-        works = getattr(work, "works", [work])
-        self._expect(n, [w for w in works if w is not None])
-
-    def _expect(self, n: int, works: list[Work]) -> None:
-        """Have the end of an operation put into the queue, with its time or error."""
-        ends, clock = self.ends, time.monotonic_ns
-        left = [len(works)]
-
-        def ended(future: Any) -> None:
-            now, error = clock(), None
-            try:
-                future.value()
-            except RuntimeError as raised:
-                error = raised
-            left[0] -= 1
-            if error is not None or not left[0]:
-                ends.put((n, now, error))
-
-        def wait() -> None:
-            error = None
-            try:
-                for work in works:
-                    work.wait()
-            except RuntimeError as raised:
-                error = raised
-            ends.put((n, clock(), error))
-
-        if not works:
-            ends.put((n, clock(), None))
+        if work is None:
+            ended(lambda: None)
             return
+        works: Any = getattr(work, "works", [work])
         try:
-            futures = [w.get_future() for w in works]  # type: ignore[attr-defined]
+            future = collect_all([w.get_future() for w in works])
         except (RuntimeError, AttributeError):  # messages of gloo have none
-            stream = int(self.timed.program.stream[n])
+            stream = int(timed.program.stream[n])
             if stream not in self.waiters:
                 self.waiters[stream] = ThreadPoolExecutor(1)
-            self.waiters[stream].submit(wait)
+            self.waiters[stream].submit(ended, work.wait)
             return
-        for future in futures:
-            future.then(ended)
+        future.then(lambda done: ended(done.value))
 
     def _receive(self, due_ns: int) -> None:
         """Take the ends out of the queue; wait for one, but not beyond a due time.

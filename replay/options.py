@@ -15,7 +15,7 @@ from moetraffic.trace.what_if.rescale import Scaling
 from moetraffic.units import bytes_per_second
 
 from .pace import Pace
-from .plan.background import layout_options, pass_order
+from .plan.background import layout_options
 
 BUILT_IN = ("gloo", "gloo-duplex", "nccl")
 DEPTHS = ("full", "none")
@@ -57,8 +57,11 @@ class Options:
     def __post_init__(self) -> None:
         layout_options(self.background, self.model)
         check_choice("a verification", self.verify, DEPTHS, ReplayError)
-        if self.pairs:
-            pass_order(self.pairs)
+        if self.pairs == 1:
+            raise ReplayError(
+                "an interval needs 2 pairs of passes or more, but --pairs is 1: raise "
+                "it, or leave it out"
+            )
         if self.capacity is not None:
             bytes_per_second(self.capacity)
         for option, seconds in (

@@ -40,7 +40,6 @@ from .pace import Pace, parse_pace
 from .plan.background import (
     check_comparable,
     expert_exchanges,
-    pass_order,
     smallest,
     traffic_of,
 )
@@ -119,11 +118,13 @@ def passes(options: Options, plan: Plan, of_rank: Program) -> list[tuple[str, Pr
     listed = [("verify", of_rank)] * options.verifies
     listed += [("run", of_rank)] * options.repeat
     if options.pairs:
-        alone, small = expert_exchanges(of_rank), smallest(plan, of_rank)
-        for number, beside in enumerate(pass_order(options.pairs)):
-            if number % 2:  # between the two passes of a pair
-                listed.append(("smallest", small))
-            listed.append(("beside", of_rank) if beside else ("alone", alone))
+        trial = [
+            ("beside", of_rank),
+            ("smallest", smallest(plan, of_rank)),
+            ("alone", expert_exchanges(of_rank)),
+        ]
+        for pair in range(options.pairs):  # drift of the machine affects all
+            listed += trial[::-1] if pair % 2 else trial
     return listed
 
 
@@ -315,7 +316,7 @@ def run_rank(
     own().note("start-up", State.STARTING)
     import torch
 
-    from .agree import meeting
+    from .agree import PLAN, meeting
     from .payload import verify
     from .results.dry_run import dry_run
     from .results.facts import stack_rows
@@ -353,10 +354,8 @@ def run_rank(
                 "format": str(VERSION),
                 "torch": torch.__version__,
                 **options.common(),
-            },
-            plan.digest,
-            lambda: plan.checksum.astype(np.int64),
-            lambda n: plan.name(n) if n < len(plan) else "the plan's end",
+                PLAN: plan.digest,
+            }
         )
         options.pace.check_program(plan, of_rank, options.timeout_s)
         # Step 2: groups and buffers

@@ -223,8 +223,11 @@ class Transport:
         if kind == "all_to_all":
             if self._downward:
                 return self._duplex(group, send, receive, sends, receives)
-            splits = list(receives), list(sends)
-            return partial(dist.all_to_all_single, receive, send, *splits, **common)
+            pg = self._groups[group]
+            # what dist.all_to_all_single calls, without its checks: 5 us less
+            method = getattr(pg, "all_to_all_single", pg.alltoall_base)
+            options = dist.AllToAllOptions()
+            return partial(method, receive, send, list(receives), list(sends), options)
         if kind == "barrier":  # torch's own blocks the host
             return partial(dist.all_reduce, torch.zeros_like(self._one), **common)
         if kind == "all_reduce":

@@ -12,7 +12,6 @@ so are rows and columns of matrices.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Bool, Float64, Int8, Int32, Int64, UInt32
+from moetraffic.arrays import Bool, Float64, Int8, Int32, Int64
 from moetraffic.errors import ReplayError
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Site
 from moetraffic.trace.trace import Trace
@@ -95,7 +94,6 @@ class Plan:
     bottleneck_bytes: Int64  # [n] largest row or column sum without the diagonal
     largest_bytes: Int64  # [n] largest row or column sum
     rank_bytes: Int64  # [R] bytes that each rank sends, itself included
-    checksum: UInt32  # [n] CRC-32 of each operation's matrix, or of kind and size
     critical: Bool  # [n] whether an exchange waits for it; background traffic alone
     place: Float64  # [n] share of the iteration's exchanges before it; background alone
     begin_ns: int  # first captured issue on any rank; UNKNOWN_TIME if none is known
@@ -256,7 +254,6 @@ def operations(
         bottleneck_bytes=zeros[2],
         largest_bytes=zeros[3],
         rank_bytes=np.zeros(ranks, np.int64),
-        checksum=np.zeros(count, np.uint32),
         critical=with_background("critical", bool),
         place=with_background("place", np.float64),
         begin_ns=begin_ns,
@@ -264,10 +261,10 @@ def operations(
         digest="",
         left_out=left_out,
     )
-    _sum_exchanges(trace, plan)
+    _sum_exchanges(trace, plan, hashed)
     notes = _size_dense(trace, plan)
     _sum_dense(plan)
-    for name in ("iteration", "site", "size", "sender", "receiver", "checksum"):
+    for name in ("iteration", "site", "size", "sender", "receiver"):
         column = getattr(plan, name)
         hashed.update(column.astype(column.dtype.newbyteorder("<")).tobytes())
     return replace(plan, digest=hashed.hexdigest(), notes=notes)
@@ -422,12 +419,12 @@ def _read_times(trace: Trace, chosen: Int64, hashed: hashlib._Hash) -> tuple[int
 # ---- bytes -----------------------------------------------------------------------
 
 
-def _sum_exchanges(trace: Trace, plan: Plan) -> None:
-    """Set byte sums and checksums of all-to-alls, and add what each rank sends."""
+def _sum_exchanges(trace: Trace, plan: Plan, hashed: hashlib._Hash) -> None:
+    """Set byte sums of all-to-alls, hash their bytes, add what each rank sends."""
     for rows, members, wire in matrices.exchange_matrices(trace, plan):
         sends, receives = wire.sum(axis=2), wire.sum(axis=1)
         local = np.diagonal(wire, axis1=1, axis2=2)
-        plan.checksum[rows] = [zlib.crc32(matrix.data) for matrix in wire]
+        hashed.update(wire.astype("<i8").tobytes())
         plan.size[rows] = plan.total_bytes[rows] = sends.sum(axis=1)
         plan.network_bytes[rows] = (sends - local).sum(axis=1)
         plan.bottleneck_bytes[rows] = np.maximum(sends - local, receives - local).max(1)
@@ -461,7 +458,7 @@ def _size_dense(trace: Trace, plan: Plan) -> tuple[str, ...]:
 
 
 def _sum_dense(plan: Plan) -> None:
-    """Set byte sums and checksums of dense operations, and add what each rank sends."""
+    """Set byte sums of dense operations, and add what each rank sends."""
     from moetraffic.patterns.collectives import traffic_bytes
 
     for number in sorted(set(plan.kind.tolist()) - {KINDS.index(ALL_TO_ALL)}):
@@ -470,8 +467,6 @@ def _sum_dense(plan: Plan) -> None:
             values[rows].astype(np.int64)
             for values in (plan.size, plan.sender, plan.receiver)
         )
-        key = np.stack([plan.kind[rows], size, sender, receiver], axis=1)
-        plan.checksum[rows] = [zlib.crc32(row.data) for row in key]
         network, plan.bottleneck_bytes[rows], plan.largest_bytes[rows] = traffic_bytes(
             kind, size, plan.width[rows], sender == receiver
         )

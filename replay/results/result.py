@@ -128,12 +128,6 @@ def conclude(
         "stack": [dict(row) for row in stack],
         "load": load,
     }
-    if stated and below_bound(ratios):
-        stated = False
-        doubts.append(
-            f"transfers are shorter than the lower bound of {described_as}: the "
-            "network is faster"
-        )
     number = np.bincount(plan.kind, minlength=len(KINDS)).tolist()
     data = {
         "source": plan.source,
@@ -189,13 +183,3 @@ def rank_rows(plan: Plan, own: Durations, nodes: Sequence[str]) -> list[dict[str
             )
         )
     ]
-
-
-def below_bound(ratios: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a time of all-to-alls, or of a pass, is below its lower bound."""
-    return any(
-        row["baseline"] == "bound"
-        and (row["by"] == "pass" or row["label"] == "all_to_all")
-        and (row["ratio_high"] if row["ratio_high"] > 0 else row["ratio"]) < 1
-        for row in ratios
-    )

@@ -76,13 +76,10 @@ def chain(rank_env: RankEnvironment, fault: str, struck: bool, start_s: float) -
         row.note("start-up")
         if struck and fault == "refused":
             raise ReplayError("there is no file gone.h5")
-        plan = np.arange(5) + (struck and fault == "plan") * np.array([0, 0, 0, 1, 1])
-        meeting.handshake(
-            {"version": "2" if struck and fault == "version" else "1"},
-            plan.tobytes().hex(),
-            lambda: plan,
-            lambda n: f"operation {n}",
-        )
+        settings = {"version": "1", "plan": "a"}
+        if struck and fault in settings:
+            settings[fault] = "2"
+        meeting.handshake(settings)
         free = 10 if struck and fault == "memory" else None
         meeting.memory(100, free)
         dist.init_process_group(

@@ -9,7 +9,7 @@ import pytest
 
 from moetraffic.errors import ReplayError
 from moetraffic.replay import agree
-from moetraffic.replay.agree import Meeting, differing
+from moetraffic.replay.agree import Meeting, check_equal
 from moetraffic.replay.failure import RankError
 
 
@@ -59,7 +59,7 @@ def test_hosts_are_known_and_their_ranks_share_a_board(forked, meeting):
     def work(rank_env):
         rank, met = rank_env.rank, meeting(rank_env)
         agree.platform.node = lambda: f"host {rank // 2}"
-        hosts = met.handshake({"a": "1"}, "digest")
+        hosts = met.handshake({"a": "1"})
         agree.own().note(f"place {rank}")
         met.gather("end", np.zeros(1))
         met.answer("all", str)
@@ -76,21 +76,15 @@ def test_hosts_are_known_and_their_ranks_share_a_board(forked, meeting):
 
 
 @pytest.mark.parametrize(
-    ("terms", "said"),
+    ("settings", "said"),
     [
-        ([{"a": "1"}] * 3, None),
         ([{"a": "1"}, {"a": "2"}, {"a": "1"}], "rank 1 .*has a 2, while rank 0 has 1"),
         ([{"a": "2"}, {"a": "1"}, {"a": "1"}], "rank 0 .*has a 2, while rank 1 has 1"),
         ([{"a": "1"}, {}], "rank 1 .*has a none"),
+        ([{"plan": p} for p in "xyx"], "rank 1 .*has another plan than rank 0: give"),
     ],
 )
-def test_a_setting_that_differs_from_most_is_named(terms, said):
-    if said is None:
-        assert differing(terms) is None
-        return
+def test_a_setting_that_differs_from_most_is_named(settings, said):
+    check_equal(settings[:1] * 3)
     with pytest.raises(RankError, match=said):
-        differing(terms)
-
-
-def test_plans_are_compared_where_all_settings_agree():
-    assert differing([{"a": "1", "plan": p} for p in "xyx"]) == (0, 1)
+        check_equal(settings)

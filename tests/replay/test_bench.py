@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.bandwidth import read_table
 from moetraffic.patterns.collectives import wire_bytes
-from moetraffic.replay.bench import __main__ as bench
 from moetraffic.replay.bench.__main__ import main
 from moetraffic.replay.bench.measure import Measurement, run_rank
 from moetraffic.replay.bench.sweep import MEASURED, Sweep, size_range
@@ -143,33 +141,6 @@ def test_the_command_starts_ranks_and_its_file_is_a_table(ending, tmp_path, caps
     # refused before any rank starts, and the file is kept
     assert main(["all_reduce", "-o", str(out)]) == 2
     assert main(["all_reduce", "-o", str(tmp_path / "bench.txt")]) == 2
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_nccl_is_refused_before_ranks_are_started(capsys):
-    assert main(["all_reduce", "-e", "8", "--backend", "nccl"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("moetraffic: the backend nccl needs a CUDA device")
-    assert said.count("\n") == 1
-
-
-def test_options_reach_the_ranks_and_a_busy_host_is_named(monkeypatch, capsys):
-    started = []
-
-    def start(module, settings, **more):
-        started.append((module, json.loads(settings), more["ranks"]))
-        raise ReplayError("ended")
-
-    monkeypatch.setattr(bench, "start_ranks", start)
-    monkeypatch.setattr(bench, "load_now", lambda: "this machine is busy")
-    asked = ["all", "-b", "32", "-e", "64", "-c", "2", "-d", "int64", "--nproc", "3"]
-    assert main(asked) == 2
-    assert "this machine is busy" in capsys.readouterr().err
-    ((module, settings, ranks),) = started
-    assert (module, ranks) == ("moetraffic.replay.bench.measure", 3)
-    sweep = Sweep(collectives=MEASURED, sizes=(32, 64), check=2, dtype="int64")
-    assert settings == json.loads(json.dumps(asdict(sweep)))
-    assert main(["--nproc", "0"]) == 2
 
 
 @pytest.mark.gpu

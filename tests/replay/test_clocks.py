@@ -10,7 +10,7 @@ from moetraffic.capture import clock_offset
 from moetraffic.errors import ReplayError
 from moetraffic.replay.agree import Meeting
 from moetraffic.trace.clock import to_common
-from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
+from moetraffic.trace.model import CLOCK
 
 AHEAD_NS = 3 * 10**9
 DRIFT = 0.05
@@ -77,16 +77,3 @@ def test_a_host_whose_clock_cannot_be_read_is_refused(forked, monkeypatch):
 
     refused, _ = forked(2, work)
     assert "rank 1 at the measurement of clocks and rank 0 could not" in refused
-
-
-def test_times_of_a_rank_without_a_clock_are_unknown():
-    knots = np.array([(0, 0, 0, 0), (1, 0, 50, 1)], CLOCK)
-    ranks = np.array([[0, 1, 2]])
-    times = np.array([[7, 7, 7]])
-    assert to_common(knots, ranks, times).tolist() == [[7, 57, UNKNOWN_TIME]]
-    assert to_common(knots[:0], ranks, times).tolist() == [[7, 7, 7]]
-
-
-def test_ranks_of_one_host_share_its_clock(forked):
-    first, *_ = forked(4, lambda env: handshake(env).clocks("start").tolist())
-    assert [[row[0], *row[2:]] for row in first] == [[r, 0, 0] for r in range(4)]

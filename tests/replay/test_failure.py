@@ -30,7 +30,7 @@ SAID = {
     "late": ("operation 3", NO_ANSWER),
     "crash": ("operation 3", "failed: KeyError: 'nothing of that name'"),
     "refused": ("start-up", "failed: there is no file gone.h5"),
-    "plan": ("operation 3", "has another plan than rank 0, first in this operation"),
+    "plan": ("the agreement on the plan", "has another plan than rank 0"),
     "version": ("the agreement on the plan", "has version 2, while rank 0 has 1"),
     "absent": ("the rendezvous", "did not arrive within 4 s, while 2 of 3 ranks did"),
 }

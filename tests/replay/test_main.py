@@ -40,7 +40,7 @@ def test_it_starts_the_ranks_itself_and_writes_trace_and_result(
     data, tables = document["data"], document["tables"]
     with Trace.open(path) as trace, Trace.open(out) as made:
         plan = operations(trace)
-        assert (operations(made).checksum == plan.checksum).all()
+        assert (operations(made).bottleneck_bytes == plan.bottleneck_bytes).all()
         assert made.meta.origin == "replayed"
         assert [row["bytes"] for row in tables["ranks"]] == plan.rank_bytes.tolist()
         assert data["bytes"] == int(plan.total_bytes.sum())

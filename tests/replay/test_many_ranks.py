@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch.distributed as dist
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from moetraffic.launch.environment import RankEnvironment
@@ -87,30 +85,6 @@ def test_one_of_many_ranks_goes_through_its_program(world, forked, monkeypatch):
 
     ((planned_s, more_kib, ran, count, kinds),) = forked(1, work)
     print(f"{world} ranks: {planned_s:.1f} s, {more_kib / 1024:.0f} MiB")
-    assert planned_s < 30
     assert more_kib < 2**20
     assert ran == count
     assert len(kinds) > 3
-
-
-@pytest.mark.parametrize("world", [64, pytest.param(1024, marks=pytest.mark.slow)])
-def test_launches_and_waits_of_all_ranks_together_have_no_cycle(world):
-    trace, background = many(world)
-    edges = []  # of operations: one that a rank launches, or waits for, before another
-    for first in range(0, world, 128):
-        ranks = range(first, min(first + 128, world))
-        plan, programs = planned(trace, of=ranks, background=background, in_common=True)
-        for program in programs.values():
-            order, waits = program.operation, program.after >= 0
-            edges += [
-                np.stack([order[:-1], order[1:]]),
-                np.stack([order[program.after[waits]], order[waits]]),
-            ]
-    before, then = np.unique(np.concatenate(edges, axis=1), axis=1)
-    assert (before != then).all()
-    graph = coo_matrix(
-        (np.ones(len(then)), (before, then)), shape=(len(plan), len(plan))
-    )
-    components, _ = connected_components(graph, connection="strong")
-    print(f"{world} ranks: {len(then)} edges of {len(plan)} operations")
-    assert components == len(plan)

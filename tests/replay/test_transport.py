@@ -206,17 +206,6 @@ def test_nccl_splits_all_ranks_once_for_a_set_of_groups(asked_of_torch):
         assert moves._groups[0] == "world"
 
 
-def test_other_backends_create_all_in_one_order_on_all_ranks(asked_of_torch):
-    orders = []
-    for rank in (0, 517):
-        moves, (_, *made) = asked_of_torch("gloo", rank, 1024, MANY)
-        assert [function for function, *_ in made] == ["new_group"] * 80
-        orders.append([tuple(a[0]) for _, a, _ in made])
-        own = [n for n, pg in enumerate(moves._groups) if pg is not None]
-        assert own == [0, 1 + rank // 16, 65 + rank % 16]
-    assert orders[0] == orders[1] == MANY[1:]
-
-
 @pytest.mark.slow
 def test_8_ranks_use_groups_that_overlap(forked):
     groups = [

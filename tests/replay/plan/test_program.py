@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,14 +87,6 @@ def test_where_times_are_unknown_the_order_is_that_of_the_sites(toy):
     assert programs[0].operation.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_buffers_hold_the_largest_operation(toy):
-    _, programs = planned(toy(world=3), dense=False)
-    for program in programs.values():
-        sends = [int(program.sends(n).sum()) for n in range(len(program))]
-        receives = [int(program.receives(n).sum()) for n in range(len(program))]
-        assert program.buffer_bytes == (max(sends), max(receives))
-
-
 def test_only_asked_iterations_are_planned(toy):
     trace = toy(iterations=range(10))
     whole = operations(trace, dense=False)
@@ -107,13 +97,6 @@ def test_only_asked_iterations_are_planned(toy):
     }
     assert part.left_out == {"all_reduce": 2}
     assert whole.left_out == {"all_reduce": 10}
-
-
-def test_a_program_does_not_depend_on_which_others_are_made(toy):
-    trace = toy(world=4, groups=[(0, 2), (3, 1)])
-    (_, whole), (_, alone) = planned(trace), planned(trace, of=(2,))
-    assert list(alone) == [2]
-    assert (alone[2].send_bytes == whole[2].send_bytes).all()
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -127,7 +110,7 @@ def test_the_digest_tells_any_changed_byte_count(toy, place, more):
     other = trace.replaced(panels=trace.panels | {"call_2/wire": ArrayPanel(wire)})
     a, b = operations(trace), operations(other)
     assert a.digest != b.digest
-    (differs,) = np.flatnonzero(a.checksum != b.checksum)
+    (differs,) = np.flatnonzero(a.total_bytes != b.total_bytes)
     assert (a.occurrence == b.occurrence).all()
     same = np.delete(np.arange(len(a)), differs)
     assert (a.total_bytes[same] == b.total_bytes[same]).all()
@@ -152,12 +135,6 @@ def test_a_large_trace_is_read_in_blocks_with_the_same_result(toy, monkeypatch):
         assert (whole[rank].send_bytes == blocks[rank].send_bytes).all()
         assert (whole[rank].receive_bytes == blocks[rank].receive_bytes).all()
     assert plan.digest == again.digest
-
-
-def test_operations_are_named_for_people(toy):
-    plan = operations(toy())
-    assert plan.name(0) == "iteration 0, layer 1, count_exchange, call 0"
-    assert plan.name(4) == "iteration 1, layer 1, dispatch, micro-batch 0"
 
 
 def test_another_number_of_ranks_is_refused(toy):
@@ -191,15 +168,6 @@ def test_negative_bytes_are_refused(toy):
     trace.panels["call_2/wire"] = ArrayPanel(wire)
     with pytest.raises(ReplayError, match="cannot be negative"):
         operations(trace)
-
-
-@pytest.mark.slow
-def test_planning_needs_no_torch():
-    code = (
-        "import sys, moetraffic.replay.__main__, moetraffic.replay.results.result;"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # ---- verification and warm-up ----------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from moetraffic.analysis.times.runs import mean_of_runs
 from moetraffic.replay.plan.operations import operations
 from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.results.comparison import (
-    median_run,
     operation_rows,
     punctuality,
     ratio_rows,
@@ -132,18 +130,6 @@ def test_what_is_below_the_error_of_the_clocks_is_not_determined(toy):
     assert math.isnan(row["busbw"])
     assert math.isnan(row["transfer_max"])
     assert row["call_max"] == pytest.approx(5e-5)  # each on its own clock
-
-
-def test_an_interval_of_runs_covers_their_mean_at_its_level():
-    assert median_run([5.0]) == 0
-    assert median_run([5.0, 1.0, 3.0]) == median_run([5.0, 1.0, 3.0, 4.0]) == 2
-    seed = secrets.randbits(32)
-    rng = np.random.default_rng(seed)
-    covered = 0
-    for spread in rng.uniform(0.01, 1.0, 1500):
-        mean = mean_of_runs(np.exp(spread * rng.standard_normal(5)))
-        covered += mean.low <= 1 <= mean.high
-    assert covered / 1500 == pytest.approx(0.95, abs=0.025), seed
 
 
 def test_punctuality_is_issue_minus_due():

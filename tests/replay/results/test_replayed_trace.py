@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.analysis.exchange import exchanges
 from moetraffic.errors import ReplayError, TraceError
 from moetraffic.replay.options import Options
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
@@ -104,7 +103,7 @@ def test_background_traffic_is_no_part_of_it(toy, tmp_path):
         assert made.clocks["offset_ns"].tolist() == [0, 77]
         assert operations(made).digest != plan.digest
         before, again = operations(trace), operations(made)
-        assert (again.checksum == before.checksum).all()
+        assert (again.bottleneck_bytes == before.bottleneck_bytes).all()
         assert (made.steps.end > made.steps.start).all()
 
 
@@ -120,21 +119,6 @@ def test_on_its_own_ranks_it_is_the_trace_with_new_times(captured):
             made.volume(dense),
             trace.volume(trace.find(operation="all_reduce", iterations=range(2))),
         )
-
-
-@pytest.mark.parametrize("change", ["", "ranks", "traffic"])
-def test_why_a_replay_has_no_demand_is_true_of_every_replay(toy, change):
-    """No router was seen in the capture; other ranks or added traffic have none."""
-    trace = toy(world=2, iterations=range(4))
-    scaling = Scaling(expand="4" * (change == "ranks"))
-    trace = rescale(trace, scaling) if change == "ranks" else trace
-    added = BESIDE if change == "traffic" else None
-    plan = operations(trace, in_common=True, background=added)
-    notes: list[str] = []
-    exchanges(replayed(trace, plan, scaling=scaling), notes)
-    (note,) = (text for text in notes if "no demand" in text)
-    for cause in ("changed ranks or bytes", "added traffic", "no router was seen"):
-        assert cause in note
 
 
 def test_a_trace_that_cannot_be_written_is_kept_elsewhere(toy, tmp_path, monkeypatch):
