@@ -146,7 +146,7 @@ def check_backend(name: str, *, here: bool = False) -> None:
     if name not in BUILT_IN:
         import torch.distributed as dist  # slow import
 
-        others = set(dist.Backend.backend_list) - {"undefined", "mpi", "ucc"}
+        others = set(dist.Backend.backend_list) - {"undefined"}
         names = (*BUILT_IN, *sorted(others - set(BUILT_IN)))
         check_choice("a backend", name, names, ReplayError)
     if here and on_gpu(name):

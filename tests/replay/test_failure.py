@@ -78,7 +78,7 @@ def alone() -> Iterator[Callable[..., list[str]]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = port or free.getsockname()[1]
-        options = [CHAIN, fault, str(rank), "4" if fault == "absent" else "10"]
+        options = [CHAIN, fault, str(rank), "4" if fault == "absent" else "30"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
         commands = [([sys.executable, *options], {})]
         if launcher == "torchrun":

@@ -96,42 +96,28 @@ def other_options(settings: Path, **changed: object) -> None:
 
 
 @pytest.mark.slow
-def test_another_trace_on_one_rank_is_named(toy_file, replay_with):
-    path, other = toy_file(world=3), toy_file(world=3, seed=1)
+@pytest.mark.parametrize(
+    ("version", "changed", "said"),
+    [
+        ("", {"seed": 1}, "another plan than rank 0: "),
+        ("", {"timeout_s": 9.0}, "timeout_s 9.0, while rank 0 has "),
+        ("", {"verify": "none"}, "verify none, while rank 0 has "),
+        ("0.0.1", {"seed": 1}, "moetraffic 0.0.1, while rank 0 has "),
+    ],
+)
+def test_what_differs_on_one_rank_is_named(
+    toy_file, replay_with, version, changed, said
+):
+    if "seed" in changed:
+        changed = {"trace": toy_file(world=3, **changed)}
 
     def fault(rank, settings):
         if rank == 2:
-            other_options(settings, trace=other)
-
-    sentence = failure(replay_with, path, fault)
-    said = "rank 2 at the agreement on the plan has another plan than rank 0: "
-    assert sentence.startswith(said)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changed", [{"timeout_s": 9.0}, {"verify": "none"}])
-def test_another_option_on_one_rank_is_named(toy_file, replay_with, changed):
-    def fault(rank, settings):
-        if rank == 1:
+            moetraffic.__version__ = version or moetraffic.__version__
             other_options(settings, **changed)
 
-    ((name, value),) = changed.items()
     sentence = failure(replay_with, toy_file(world=3), fault)
-    said = f"rank 1 at the agreement on the plan has {name} {value}, while rank 0 has "
-    assert sentence.startswith(said)
-
-
-@pytest.mark.slow
-def test_another_version_on_one_rank_is_named_whatever_its_plan(toy_file, replay_with):
-    other = toy_file(world=3, seed=1)
-
-    def fault(rank, settings):
-        if rank == 2:
-            moetraffic.__version__ = "0.0.1"
-            other_options(settings, trace=other)
-
-    sentence = failure(replay_with, toy_file(world=3), fault)
-    assert sentence.startswith("rank 2 at the agreement on the plan has moetraffic 0.0")
+    assert sentence.startswith(f"rank 2 at the agreement on the plan has {said}")
 
 
 @pytest.mark.slow
