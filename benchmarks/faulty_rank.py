@@ -118,25 +118,6 @@ def other_trace(name: str) -> Callable[[Fault], None]:
     return lay
 
 
-def wrong_splits(fault: Fault) -> None:
-    """Send eight bytes more than the others expect, in one operation."""
-    from dataclasses import replace
-
-    from moetraffic.replay.plan import program as module
-
-    plain = module.program
-
-    def program(*given: Any) -> Any:
-        right = plain(*given)
-        n = fault.operation % len(right)
-        sends, sizes = right.send_bytes.copy(), right.send_size.copy()
-        sends[right.first[n]] += 8
-        sizes[n] += 8
-        return replace(right, send_bytes=sends, send_size=sizes)
-
-    module.program = program
-
-
 def other_version(_: Fault) -> None:
     """Be another version of moetraffic."""
     import moetraffic
@@ -243,20 +224,13 @@ FAULTS = {
         reported="that it ended early",
         said=f"ended early, without an error|{GONE}",
     ),
-    "wrong splits": Kind(
-        arm=wrong_splits,
-        about="a rank sends other bytes than planned",
-        reported="how many, to which rank, and how many that rank expects",
-        said="sends [0-9]+ bytes to rank",
-        weight=3,
-    ),
     "other trace": Kind(
         agreed=True,
         arm=other_trace("other.h5"),
         about="one rank has another trace",
-        reported="the first operation that differs",
+        reported="that its plan differs",
         said="another plan than rank",
-        place="iteration 0",
+        place="the agreement",
     ),
     "missing file": Kind(
         arm=other_trace("gone.h5"),
@@ -340,9 +314,9 @@ FAULTS = {
     "mixed traces": Kind(
         arm=other_trace("other.h5"),
         about="several ranks have another trace",
-        reported="the first operation that differs, of the lowest of the fewer ranks",
+        reported="the lowest of the fewer ranks",
         said="another plan than rank",
-        place="iteration 0",
+        place="the agreement",
         and_above=True,
         weight=3,
     ),
@@ -350,8 +324,8 @@ FAULTS = {
         agreed=True,
         arm=other_trace("times.h5"),
         about="a trace with the same bytes and other times, at any pace",
-        reported="that times or groups differ",
-        said="other captured times than rank",
+        reported="the same",
+        said="another plan than rank",
         place="the agreement",
         weight=2,
         options=((), ("--pace", "captured")),

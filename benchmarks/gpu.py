@@ -1,14 +1,14 @@
 """Run everything that one GPU can show, and write a page about it.
 
-- the tests marked ``gpu``: NCCL, events, graphs, gaps, capture and routers on CUDA;
+- the tests marked ``gpu``: NCCL, events, gaps, capture and routers on CUDA;
 - captures of a model preset in bfloat16 with 8 and 16 virtual expert-parallel ranks,
   50 iterations each, with the heatmaps of their reports;
 - the overhead of recording an all-to-all of NCCL;
 - times that a replay reports, compared with those of torch's profiler;
 - rates of kernels, for the time model;
-- replays on one rank by NCCL: as soon as possible, at captured pace with gaps of each
-  kind, open loop, and as CUDA graphs; a single GPU has no network, so these show that
-  the plan runs, and what the times of the events are.
+- replays on one rank by NCCL: as soon as possible, at captured pace, and in open loop;
+  a single GPU has no network, so these show that the plan runs, and what the times of
+  the events are.
 
 Without a CUDA device nothing is run, and one sentence says so.
 
@@ -44,7 +44,7 @@ def steps(out: Path, model: str, iterations: int) -> Iterator[Step]:
     named = ["--json", str(out / "times.json")]
     yield "reported times and an independent clock", [*times, *named]
     times += ["--backends", "kernels", "--kernel-us", "500", "4000"]
-    times += ["--paces", "asap", "captured, spin", "captured, gemm", "graphs"]
+    times += ["--paces", "asap", "captured"]
     times += ["--operations", "400", "--json", str(out / "long.json")]
     yield "the same with longer operations", times
     overhead = [sys.executable, str(here / "capture.py"), "--device", "cuda"]
@@ -70,16 +70,11 @@ def steps(out: Path, model: str, iterations: int) -> Iterator[Step]:
     yield "replay with every byte checked", [*replay, *first]
     replay += ["--verify", "none"]
     yield "replay asap", [*replay, "--repeat", "5"]
-    yield "replay as CUDA graphs", [*replay, "--graphs", "--repeat", "5"]
     # a capture in one process has no times: those of a replay are its pace
     timed = str(out / "timed.h5")
     yield "replay that records times", [*replay, "-o", timed, "--force"]
     again = [*program, "replay", timed, "--backend", "nccl", "--verify", "none"]
-    for gaps in ("sleep", "spin", "gemm"):
-        yield (
-            f"replay at captured pace, gaps by {gaps}",
-            [*again, "--pace", "captured", "--gaps", gaps],
-        )
+    yield "replay at captured pace", [*again, "--pace", "captured"]
     yield "replay in open loop", [*again, "--pace", "open-loop"]
 
 

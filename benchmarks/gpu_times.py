@@ -40,18 +40,11 @@ from moetraffic.replay.options import Options
 from moetraffic.replay.pace import parse_pace
 from moetraffic.replay.plan.operations import Plan, operations
 from moetraffic.replay.plan.program import Program, program
-from moetraffic.replay.rank import Passes
-from moetraffic.replay.transport import Transport
+from moetraffic.replay.run import timed_pass
+from moetraffic.replay.transport import Bound, Transport
 
 CYCLES_PER_US = 1900  # about: what a kernel took is measured
-PACES: dict[str, dict[str, Any]] = {
-    "asap": {},
-    "captured, sleep": {"pace": "captured", "gaps": "sleep"},
-    "captured, spin": {"pace": "captured", "gaps": "spin"},
-    "captured, gemm": {"pace": "captured", "gaps": "gemm"},
-    "open loop": {"pace": "open-loop"},
-    "graphs": {"graphs": True},
-}
+PACES = ("asap", "captured", "open-loop")
 LIMIT = 0.01
 
 
@@ -75,7 +68,7 @@ class Kernels(Transport):
         self._stream = torch.cuda.Stream()
         self.drawn: list[int] = []  # cycles of each operation, in the order of binding
 
-    def bind(self, *given: Any, **more: Any) -> Callable[[], Work]:
+    def bind(self, *_: Any, **more: Any) -> Callable[[], Work]:
         """Bind an operation to a kernel that polls the device's clock."""
         cycles = int(np.exp(self._random.uniform(*self._range)) * CYCLES_PER_US)
         self.drawn.append(cycles)
@@ -155,14 +148,13 @@ def measured(
     plan: Plan, own: Program, moves: Transport, wanted: tuple[str, ...], name: str
 ) -> dict[str, float]:
     """Replay once under the profiler, and compare."""
-    given = dict(PACES[name])
-    pace = parse_pace(given.pop("pace", "asap"), given.pop("gaps", "spin"))
-    passes = Passes(Options(trace=Path(), pace=pace, **given), plan, own, moves)
-    passes.warm_up()
+    options = Options(trace=Path(), pace=parse_pace(name))
+    bound = Bound(plan, own, moves)
+    bound.warm_up()
     torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            timing = passes.run()
+            timing = timed_pass(options, bound)
             torch.cuda.synchronize()
         path = Path(folder, "profile.json")
         seen.export_chrome_trace(str(path))

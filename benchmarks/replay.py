@@ -39,8 +39,8 @@ from moetraffic.replay.options import Options
 from moetraffic.replay.pace import parse_pace
 from moetraffic.replay.plan.operations import operations
 from moetraffic.replay.plan.program import Program, program
-from moetraffic.replay.rank import Passes
-from moetraffic.replay.transport import Transport
+from moetraffic.replay.run import timed_pass
+from moetraffic.replay.transport import Bound, Transport
 from moetraffic.trace.trace import Trace
 
 LIMITS = {"ratio": 1.05, "ratio_high": 1.10, "p50_us": 100.0, "p99_us": 2000.0}
@@ -96,12 +96,12 @@ def as_rank(rank_env: RankEnvironment, options: argparse.Namespace) -> None:
     own().note("", State.READY)
     found: dict[str, Any] = {}
     before = resident()
-    passes = Passes(asked, plan, own_program, moves)
+    bound = Bound(plan, own_program, moves)
     if options.rank_task == "pairs":
         loop = bare(own_program, moves)
 
         def replayed() -> float:
-            timing = passes.run()
+            timing = timed_pass(asked, bound)
             return float(timing.end[-1] - timing.issue[0]) / 1e9
 
         loop(), replayed()
@@ -114,7 +114,7 @@ def as_rank(rank_env: RankEnvironment, options: argparse.Namespace) -> None:
             rows.append(both.tolist())
         found = {"pairs": rows, "operations": len(own_program)}
     elif options.rank_task == "pace":
-        timing = passes.run()
+        timing = timed_pass(asked, bound)
         found = {"late_us": ((timing.issue - timing.due) / 1e3).tolist()}
     else:
         most = [0]
@@ -123,9 +123,9 @@ def as_rank(rank_env: RankEnvironment, options: argparse.Namespace) -> None:
             most[0] = max(most[0], resident())
             return plain(n, **more)
 
-        plain, passes.bound.bind = passes.bound.bind, watched  # type: ignore
+        plain, bound.bind = bound.bind, watched  # type: ignore
         begin = time.perf_counter()
-        passes.run()
+        timed_pass(asked, bound)
         found = {
             "run_s": time.perf_counter() - begin,
             "before_mb": before / 1e6,

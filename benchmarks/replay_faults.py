@@ -110,12 +110,7 @@ def expected(fault: Fault, trace: Path) -> str:
             options = Options(trace=trace, verify=fault.verify)
             replayed, plan = planned(options, opened)
             own = program(replayed, plan, fault.rank)
-        if fault.kind == "wrong splits":
-            call = own.operation[fault.operation % len(own)]
-            place = re.escape(plan.name(int(call)))
-        else:
-            name = counted_name(options, plan, own, fault.operation)
-            place = re.escape(name)
+        place = re.escape(counted_name(options, plan, own, fault.operation))
     return rf"rank {rank} at {place}.*({kind.said})"
 
 

@@ -731,10 +731,6 @@ COLUMNS: dict[str, Column] = {
     "late_calls": Column(
         "late", "d", "", "int64", "calls more than 1 ms after they were due"
     ),
-    "behind": Column("behind", "s", "s", "float64", "at the last call, at most"),
-    "behind_rank": Column("rank", "number", "", "int64", "that was furthest behind"),
-    "schedule": Column("schedule", "s", "s", "float64", "length on the worst rank"),
-    "took": Column("took", "s", "s", "float64", "first to last call on that rank"),
     "background": Column(
         "background",
         "",
@@ -752,9 +748,6 @@ COLUMNS: dict[str, Column] = {
         "most that a rank sends or receives at once",
     ),
     "buffer_bytes": Column("buffers", "bytes", "bytes", "int64", "to send and receive"),
-    "memory": Column(
-        "memory", "bytes", "bytes", "int64", "of buffers, times and prepared calls"
-    ),
     # ---- benchmark of collectives ----------------------------------------------------
     "collective": Column("collective", "", "", "str", "as nccl-tests names it"),
     "size_bytes": Column("size, B", "d", "bytes", "int64", "as nccl-tests counts it"),

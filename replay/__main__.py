@@ -19,8 +19,6 @@ from typer import Argument, Option
 
 from moetraffic.cli.output import progress
 from moetraffic.cli.show import AllTables, AsJson, Force, Only, show
-from moetraffic.errors import ReplayError
-from moetraffic.files import validate_output
 from moetraffic.launch.environment import current_rank
 from moetraffic.report.console.command import Command
 from moetraffic.report.console.options import Iterations, Layers, option, trace_output
@@ -32,12 +30,12 @@ from moetraffic.trace.trace import Trace
 from moetraffic.trace.what_if.rescale import Scaling, factor_of
 
 from .failure import run_to_exit
-from .options import Options, check_backend
+from .options import DEPTHS, Options, check_backend
 from .pace import parse_pace
 from .plan.operations import Plan
-from .results.dry_run import by_rank, dry_run, write_program
+from .results.dry_run import dry_run
 from .results.load import load_now
-from .run import planned, replay
+from .run import planned, replay, run_rank
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -121,19 +119,10 @@ def command(
         "asap, captured (gaps), scaled:X (gaps times X), or open-loop.",
         panel=EXECUTION,
     ),
-    gaps: str = option(
-        "spin",
-        "How to spend gaps; gemm needs a GPU.",
-        choices=("sleep", "spin", "gemm"),
-        panel=EXECUTION,
-    ),
-    graphs: bool = option(
-        False, "Run each iteration as one CUDA graph.", "--graphs", panel=EXECUTION
-    ),
     verify: str = option(
         "full",
-        "Check the bytes of all operations, of a sample, or of none, in a pass before.",
-        choices=("full", "sample", "none"),
+        "Check the bytes of all operations, or of none, in a pass before.",
+        choices=DEPTHS,
         panel=EXECUTION,
     ),
     repeat: int = option(1, "Timed passes, for intervals.", min=1, panel=EXECUTION),
@@ -156,9 +145,6 @@ def command(
     dry: bool = option(
         False, "Print the plan; start no ranks.", "--dry-run", panel=NETWORK
     ),
-    program: Path | None = option(
-        None, "CSV file of every operation, for --dry-run.", panel=NETWORK
-    ),
     tables: AllTables = False,
     only: Only = None,
     as_json: AsJson = False,
@@ -174,15 +160,6 @@ def command(
     rank_env = current_rank()
 
     def work() -> Result | None:
-        scaling: dict[str, Any] = {
-            "fold": fold,
-            "expand": expand,
-            "ranks": ranks,
-            "rank_map": rank_map,
-            "missing": missing,
-            "dispatcher": dispatcher,
-            "ranks_per_node": ranks_per_node,
-        }
         options = Options(
             trace=trace,
             out=output,
@@ -192,18 +169,23 @@ def command(
             layers=layer_numbers(layers),
             dense=dense,
             scaling=Scaling(
-                **{name: value for name, value in scaling.items() if value},
+                fold=fold,
+                expand=expand,
+                ranks=ranks,
+                rank_map=rank_map,
+                missing=missing,
+                dispatcher=dispatcher,
+                ranks_per_node=ranks_per_node,
                 factor=factor_of(factor),
                 self_traffic=self_traffic == "keep",
             ),
             background=background,
             model=model,
             pairs=pairs,
-            pace=parse_pace(pace, gaps),
+            pace=parse_pace(pace),
             verify=verify,
             repeat=repeat,
             ports=ports,
-            graphs=graphs,
             timeout_s=timeout,
             start_timeout_s=start_timeout,
             capacity=capacity,
@@ -212,14 +194,14 @@ def command(
         if result is not None and (rank_env is None or rank_env.rank == 0):
             validate(result, force=force)
         if dry:
-            return _dry_run(options, nproc, program)
+            check_backend(options.backend)
+            with Trace.open(options.trace) as opened:
+                return dry_run(options, *planned(options, opened, nproc))
         if rank_env is None:
             return _replay(options, nproc, quiet=as_json)
         # stack traces of torch's log are left out: errors are one sentence here
         level = "ERROR" if backend == "nccl" else "FATAL"
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", level)
-        from .rank import run_rank
-
         return run_rank(options, rank_env, _announced if rank_env.rank == 0 else None)
 
     found = run_to_exit(work, rank_env)
@@ -237,21 +219,6 @@ def command(
     return 0
 
 
-def _dry_run(options: Options, nproc: int | None, program: Path | None) -> Result:
-    if program is not None:
-        if program.suffix != ".csv":
-            raise ReplayError(
-                f"a program is written as CSV, not {program.name!r}: name a .csv file"
-            )
-        validate_output(program, force=options.force, error=ReplayError)
-    check_backend(options.backend)
-    with Trace.open(options.trace) as trace:
-        replayed, plan = planned(options, trace, nproc)
-        if program is not None:
-            write_program(program, replayed, plan)
-        return dry_run(options, replayed, plan)
-
-
 def _replay(options: Options, nproc: int | None, *, quiet: bool) -> Result:
     """Replay on ranks of this host; show the operations done by all of them."""
     with ExitStack() as shown:
@@ -260,7 +227,7 @@ def _replay(options: Options, nproc: int | None, *, quiet: bool) -> Result:
         def on_plan(plan: Plan, sentences: tuple[str, ...]) -> None:
             nonlocal total, tick
             _announced(plan, sentences)
-            each = by_rank(plan, np.ones(len(plan), np.int64))
+            each = plan.by_rank(np.ones(len(plan), np.int64))
             total = options.passes * int(each.sum())
             tick = shown.enter_context(progress("replaying", total, quiet=quiet))
 

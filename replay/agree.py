@@ -1,9 +1,10 @@
 """Agreement of the ranks through a store that is independent of the backend.
 
 Before any group of the backend is made, every rank stores its versions, options and the
-digest of its plan.  Rank 0 compares them, so that an error names a rank with other
-operations before any rank hangs in them.  Sizes, memory, times and the first failure
-pass through the store as well: the backend under test carries only what is replayed.
+digest of its plan, which covers every size.  Rank 0 compares them, so that an error
+names a rank with other operations before any rank hangs in them.  Memory, clocks, times
+and the first failure pass through the store as well: the backend under test carries
+only what is replayed.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from moetraffic.arrays import Int64
-from moetraffic.launch.blame import pid_namespace
-from moetraffic.launch.board import Board, Cause, own
+from moetraffic.capture.clock_offset import measure_offset
+from moetraffic.launch.blame import Namer, pid_namespace
+from moetraffic.launch.board import Board, Cause, State, own
 from moetraffic.launch.environment import RankEnvironment
+from moetraffic.trace.model import CLOCK
 from moetraffic.units import byte_size, rank_span
 
-from .failure import RankError, first_line
+from .failure import RankError, Watchdog, first_line, reporting
 from .store import PLACE, connected, served_by_agent
 
 AGREEMENT = "the agreement on the plan"
+PLAN = "plan"
+"""Setting that is the digest of the plan: of groups, times and all bytes."""
 
 GATHERED = 64
 """Ranks whose arrays are in the store at a time."""
@@ -40,6 +45,38 @@ POLL_S = 0.002, 0.2  # interval between two reads: at first, at most
 SPARE_S = 2.0  # of the start timeout, at most: kept to report who is missing
 
 Array = npt.NDArray[Any]
+
+
+@contextmanager
+def meeting(
+    rank_env: RankEnvironment,
+    namer: Namer,
+    *,
+    start_s: float,
+    silence_s: float,
+    grace_s: float,
+) -> Iterator[Meeting]:
+    """Be a rank: meet the others, report failures, keep the deadlines of a watchdog.
+
+    ``namer`` names operations of this and other ranks; deadlines are those of
+    :class:`~moetraffic.replay.failure.Watchdog`, which a supervisor replaces.
+    """
+    began_s = time.monotonic()
+    torch.set_num_threads(1)
+    own().note(PLACE, State.STARTING)
+    watchdog = None
+    if not own().supervised:
+        # rank 0 may have started later, by as much
+        watchdog = Watchdog(
+            namer, start_s=2 * start_s, silence_s=silence_s, grace_s=grace_s
+        )
+    met = Meeting(rank_env, start_s, began_s)
+    own().note("start-up")
+    with reporting(met, namer):
+        yield met
+    own().note("", State.DONE)
+    if watchdog is not None:
+        watchdog.stop()
 
 
 class Meeting:
@@ -139,7 +176,7 @@ class Meeting:
             gathered.append(self.take_array(f"{name}/{rank}", rank, array))
         return gathered
 
-    def answer(self, name: str, find: Callable[[], str]) -> str:
+    def answer(self, name: str, find: Callable[[], str] = str) -> str:
         """Return on every rank what rank 0 finds; if it raises, others raise it too."""
         if self.rank == 0:
             found = find()
@@ -160,10 +197,9 @@ class Meeting:
         """Claim that an error is the first failure of all ranks; return the first."""
         fields = [error.reason, error.rank, error.operation, self.rank]
         try:
-            text = self.store.compare_set("failure", "", json.dumps(fields))
+            return self._read(self.store.compare_set("failure", "", json.dumps(fields)))
         except RuntimeError:
             return error  # the store ended with the host that served it
-        return self._read(text)
 
     def _read(self, text: bytes) -> RankError:
         reason, rank, operation, reporter = json.loads(bytes(text))
@@ -191,8 +227,7 @@ class Meeting:
             if self.store.compare_set("scan", "", own_number) != own_number.encode():
                 self.wait("failure", 2 * grace_s)
                 return self.failure() or error
-            world = range(self.world)
-            lost = [r for r in world if not self.store.check([f"failed/{r}"])]
+            lost = self._without("failed/{}")
         except RankError as reported:
             return reported
         except RuntimeError:
@@ -217,108 +252,57 @@ class Meeting:
                 time.sleep(0.05)
             time.sleep(0.3)  # time to read it
 
+    def _without(self, key: str) -> list[int]:
+        """List the ranks for which a key, formatted with the rank, is not stored."""
+        return [r for r in range(self.world) if not self.store.check([key.format(r)])]
+
     @contextmanager
     def _reached(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            raise self._lost(error) from error
-
-    def _lost(self, error: Exception) -> RankError:
-        return RankError(
-            f"is lost, and with it the rendezvous: {first_line(error)}",
-            rank=0,
-            operation=PLACE,
-            cause=Cause.PEER,
-            reporter=self.rank,
-        )
+            raise RankError(
+                f"is lost, and with it the rendezvous: {first_line(error)}",
+                rank=0,
+                operation=PLACE,
+                cause=Cause.PEER,
+                reporter=self.rank,
+            ) from error
 
     # ---- agreements --------------------------------------------------------------
 
-    def handshake(
-        self,
-        settings: Mapping[str, str],
-        digest: str,
-        checksums: Callable[[], Int64],
-        name: Callable[[int], str],
-    ) -> list[str]:
-        """Check that all ranks have the same settings and plan; return hosts by rank.
+    def handshake(self, settings: Mapping[str, str]) -> list[str]:
+        """Check that all ranks have the same settings; return hosts by rank.
 
-        The most important of ``settings`` comes first.  ``digest`` is that of the plan;
-        ``checksums`` of its operations find the first that differs, which ``name``
-        names.
+        The most important comes first; the digest of the plan is one of them.
 
         Raises
         ------
         RankError
-            Naming the rank that differs and the setting or the operation, or the ranks
-            that did not arrive.
+            Naming the rank that differs and the setting, or the ranks that did not
+            arrive.
         """
-        terms = {**settings, "plan": digest}
-        place = [platform.node(), pid_namespace()]
-        self.put(f"rank/{self.rank}", json.dumps([terms, place, os.getpid()]))
-        if self.rank == 0:
-            self._collect()
-        elif not (
-            self.wait("rank/0", self._left_s())
-            # rank 0, which may start later, waits for others once it has arrived
-            and self.wait("answer", self._left_s() + self.start_timeout_s)
-        ):
+        place = platform.node(), pid_namespace(), os.getpid()
+        self.put(f"rank/{self.rank}", json.dumps([settings, place]))
+        if self.rank and not self.wait("rank/0", self._left_s()):
             raise self._absent()
-        answer = json.loads(self.get("answer"))
-        if "compare" in answer:
-            self._compare_plans(answer["compare"], checksums, name)
-        self.hosts = [answer["places"][number][0] for number in answer["place"]]
-        pids = json.loads(self.get(f"place/{answer['place'][self.rank]}"))
+
+        def collect() -> str:
+            rows = []
+            for rank in range(self.world):
+                if not self.wait(f"rank/{rank}", self._left_s()):
+                    raise self._absent()
+                rows.append(json.loads(self.get(f"rank/{rank}", rank)))
+            check_equal([settings for settings, _ in rows])
+            return json.dumps([place for _, place in rows])
+
+        places = json.loads(self.answer("handshake", collect))
+        self.hosts = [host for host, *_ in places]
+        *here, _ = places[self.rank]
+        pids = {r: pid for r, (*there, pid) in enumerate(places) if there == here}
         if not own().supervised and len(pids) > 1:
-            self._share_board({int(rank): pid for rank, pid in pids.items()})
+            self._share_board(pids)
         return self.hosts
-
-    def _collect(self) -> None:
-        """Collect and compare, on rank 0, what all ranks have stored; answer them."""
-        rows = []
-        for rank in range(self.world):
-            if not self.wait(f"rank/{rank}", self._left_s()):
-                raise self._absent()
-            rows.append(json.loads(self.get(f"rank/{rank}", rank)))
-        pair = differing([terms for terms, *_ in rows])
-        if pair is not None:
-            self.put("answer", json.dumps({"compare": pair}))
-            return
-        places = list(dict.fromkeys(tuple(place) for _, place, *_ in rows))
-        index = [places.index(tuple(place)) for _, place, *_ in rows]
-        for number in range(len(places)):
-            ranks = [rank for rank, place in enumerate(index) if place == number]
-            pids = {rank: rows[rank][2] for rank in ranks}
-            self.put(f"place/{number}", json.dumps(pids))
-        self.put("answer", json.dumps({"places": places, "place": index}))
-
-    def _compare_plans(
-        self,
-        pair: Sequence[int],
-        checksums: Callable[[], Int64],
-        name: Callable[[int], str],
-    ) -> None:
-        """Find on rank 0 the first operation in which the plans of two ranks differ."""
-        if self.rank in pair:
-            self.put_array(f"plan of {self.rank}", checksums())
-        if self.rank:
-            self.get("the comparison of plans")  # ends by the failure of rank 0
-        like = np.zeros(0, np.int64)
-        usual, odd = (self.take_array(f"plan of {r}", r, like) for r in pair)
-        both = min(len(usual), len(odd))
-        differ = np.flatnonzero(usual[:both] != odd[:both])
-        place, than = AGREEMENT, f"than rank {pair[0]}"
-        reason = f"the same bytes, but other groups or other captured times {than}"
-        if len(differ) or len(odd) != len(usual):
-            place = name(int(differ[0]) if len(differ) else both)
-            reason = f"another plan {than}, first in this operation"
-        raise RankError(
-            f"has {reason}: give every rank the same trace",
-            rank=pair[1],
-            operation=place,
-            cause=Cause.MISMATCH,
-        )
 
     def _share_board(self, pids: dict[int, int]) -> None:
         """Move the row of this rank to a board of all ranks of this host."""
@@ -336,9 +320,8 @@ class Meeting:
 
     def _absent(self) -> RankError:
         """Build the error that names all ranks that have not arrived."""
-        world = range(self.world)
         with self._reached():
-            missing = [r for r in world if not self.store.check([f"rank/{r}"])] or [0]
+            missing = self._without("rank/{}") or [0]
         others = f" (with it, missing: {rank_span(missing)})" * (len(missing) > 1)
         return RankError(
             f"did not arrive within {self.start_timeout_s:g} s{others}, while "
@@ -350,62 +333,83 @@ class Meeting:
             cause=Cause.MISMATCH,
         )
 
-    def memory(self, need: int, free: int | None, pool: str = "") -> None:
+    def memory(self, need: int, free: int | None) -> None:
         """Check that the ranks of each host find enough memory for their buffers.
 
-        ``need`` bytes are allocated by this rank in ``pool``, "" for the host's memory
-        or the UUID of a device, where ``free`` are free; None if unknown.
+        ``need`` bytes are allocated by this rank, where ``free`` are; None if unknown.
         """
-        number = int.from_bytes(pool.encode()[-7:], "big")
-        row = np.array([[need, -1 if free is None else free, number]], np.int64)
+        row = np.array([[need, np.iinfo(np.int64).max if free is None else free]])
         gathered = self.gather("memory", row)
 
         def check() -> str:
             table = np.concatenate(gathered)
-            pools = list(zip(self.hosts, table[:, 2].tolist(), strict=True))
-            for key in dict.fromkeys(pools):
-                ranks = [rank for rank, other in enumerate(pools) if other == key]
-                needed, least = int(table[ranks, 0].sum()), table[ranks, 1]
-                least = least[least >= 0].min(initial=np.iinfo(np.int64).max)
-                if needed > least:
-                    rest = f" and those of {len(ranks) - 1} more ranks"
-                    where = f"{'a GPU of ' * bool(key[1])}{key[0]}"
-                    raise RankError(
-                        f"has too little memory: its buffers{rest * (len(ranks) > 1)} "
-                        f"need {byte_size(needed)} on {where}, where "
-                        f"{byte_size(int(least))} are free: replay on more or larger "
-                        "hosts, or fewer bytes",
-                        rank=ranks[0],
-                        operation="start-up",
-                        cause=Cause.MISMATCH,
-                    )
+            for host in dict.fromkeys(self.hosts):
+                ranks = [r for r, other in enumerate(self.hosts) if other == host]
+                needed, least = int(table[ranks, 0].sum()), int(table[ranks, 1].min())
+                if needed <= least:
+                    continue
+                rest = f" and those of {len(ranks) - 1} more ranks"
+                raise RankError(
+                    f"has too little memory: its buffers{rest * (len(ranks) > 1)} need "
+                    f"{byte_size(needed)} on {host}, where {byte_size(least)} are "
+                    "free: replay on more or larger hosts, or fewer bytes",
+                    rank=ranks[0],
+                    operation="start-up",
+                    cause=Cause.MISMATCH,
+                )
             return ""
 
         self.answer("memory", check)
 
+    def clocks(self, moment: str) -> npt.NDArray[Any]:
+        """Measure the clock offsets of all ranks to rank 0; every rank must call it.
 
-def differing(terms: Sequence[Mapping[str, str]]) -> tuple[int, int] | None:
-    """Find ranks (usual, other) whose plans differ; None if all terms are equal.
+        Measured before and after a pass, they give the drift of each clock during it,
+        which :func:`moetraffic.trace.clock.to_common` interpolates.  ``moment`` is used
+        once.  ``[R]`` of type CLOCK on rank 0, ``[0]`` elsewhere.
+
+        Raises
+        ------
+        RankError
+            If the clock of a host could not be read: times of its ranks would be
+            compared with those of others that are hours apart.
+        """
+        knot, _ = measure_offset(self.store, self.rank, self.world, moment)
+        gathered = self.gather(f"clocks of {moment}", knot)
+        for rank, rows in enumerate(gathered):
+            if not len(rows):
+                raise RankError(
+                    "and rank 0 could not compare their clocks (host "
+                    f"{self.hosts[rank]}): allow connections between the hosts on any "
+                    "port",
+                    rank=rank,
+                    operation="the measurement of clocks",
+                    cause=Cause.MISMATCH,
+                )
+        return np.concatenate([np.zeros(0, CLOCK), *gathered])
+
+
+def check_equal(settings: Sequence[Mapping[str, str]]) -> None:
+    """Check that the settings of all ranks are the same.
 
     Raises
     ------
     RankError
-        If a setting differs: naming a rank that differs from most others.
+        Naming a rank that differs from most others, and what differs.
     """
-    for name in dict.fromkeys(name for row in terms for name in row):
-        values = [row.get(name, "none") for row in terms]
+    for name in dict.fromkeys(name for row in settings for name in row):
+        values = [row.get(name, "none") for row in settings]
         (usual, _), *others = Counter(values).most_common()  # ties: the first
         if not others:
             continue
         common = values.index(usual)
         other = next(r for r, value in enumerate(values) if value != usual)
-        if name == "plan":
-            return common, other
+        what = f"{name} {values[other]}, while rank {common} has {usual}"
+        if name == PLAN:
+            what = f"another plan than rank {common}"
         raise RankError(
-            f"has {name} {values[other]}, while rank {common} has {usual}: give every "
-            "rank the same software and the same options",
+            f"has {what}: give every rank the same trace, software and options",
             rank=other,
             operation=AGREEMENT,
             cause=Cause.MISMATCH,
         )
-    return None

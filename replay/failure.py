@@ -242,9 +242,11 @@ class Watchdog:
     ``silence_s`` or what it announces; after a signal it has ``grace_s`` to end.
     """
 
-    def __init__(self, *, start_s: float, silence_s: float, grace_s: float) -> None:
+    def __init__(
+        self, namer: Namer, *, start_s: float, silence_s: float, grace_s: float
+    ) -> None:
+        self.namer = namer
         self.start_s, self.silence_s, self.grace_s = start_s, silence_s, grace_s
-        self.namer: Namer | None = None
         self._done = False
         own()  # made here, and not by two threads
         self._signals, wakeup = os.pipe()

@@ -15,24 +15,21 @@ from __future__ import annotations
 import gc
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from torch.futures import collect_all
 
-from moetraffic.launch.board import own
+from moetraffic.launch.board import ALIVE_NS, own
 from moetraffic.trace.model import UNKNOWN_TIME
 
-from .failure import RankError, backend_error
+from .failure import RankError, backend_error, backend_errors
 from .pace import SPIN_NS, Pace, wait_until
 from .plan.program import UNKNOWN_GAP, Timing
-from .transport import PREPARED, Bound, Launch, Work
-
-ALIVE_NS = 200_000_000
-"""Shortest interval between signs of life, in ns; each costs some microseconds."""
+from .transport import Bound
 
 MOST_IN_FLIGHT = 1024
 """Largest number of operations in flight; issuing more waits."""
@@ -46,17 +43,20 @@ class TimedPass:
     ``passed`` operations were counted in earlier passes of this rank.
     """
 
-    def __init__(
-        self, bound: Bound, pace: Pace, barrier: Callable[[], None], passed: int = 0
-    ) -> None:
-        self.bound, self.pace, self.barrier = bound, pace, barrier
+    def __init__(self, bound: Bound, pace: Pace, passed: int = 0) -> None:
+        self.bound, self.pace = bound, pace
         self.plan, self.program = bound.plan, bound.program
         self.counter = own().counter
         self.base = 2 * passed  # value of the counter when the pass begins
         shape = 3, len(self.program)
         self.issue, self.end, self.due = np.full(shape, UNKNOWN_TIME, np.int64)
         self.done = 0  # operations that have ended
-        self._alive_ns = 0
+
+    def begin(self) -> None:
+        """Prepare the operations, and wait until all ranks have done so."""
+        self.bound.prepare()
+        with backend_errors(self.program.rank, "the start of the timed pass"):
+            self.bound.transport.barrier()
 
     def iterations(self) -> list[tuple[int, int]]:
         """Return the half-open range of program indices of each iteration."""
@@ -77,11 +77,9 @@ class TimedPass:
         self.due[n] = (begin_ns if absolute else int(self.end[after])) + wait_ns
         return int(self.due[n])
 
-    def alive(self, now_ns: int) -> None:
-        """Give a sign of life unless one was given within the shortest interval."""
-        if now_ns - self._alive_ns > ALIVE_NS:
-            self._alive_ns = now_ns
-            own().note(done=self.base // 2 + self.done)
+    def alive(self) -> None:
+        """Give a sign of life, with the number of operations that have ended."""
+        own().alive(done=self.base // 2 + self.done)
 
     def failure(self, n: int, error: RuntimeError) -> RankError:
         """Convert an error of the n-th operation to a RankError that names it."""
@@ -104,52 +102,44 @@ def run(timed: TimedPass, *, overlap: bool = False) -> None:
     ``overlap``: by the event loop even if no operations overlap, so that passes with
     and without some of the operations run the same loop.
     """
-    with _uncollected():
+    collecting = gc.isenabled()
+    gc.disable()  # the loops create no reference cycles
+    try:
         if timed.pace.absolute or overlap or not timed.program.chained:
             EventLoop(timed).run()
         else:
             _chain(timed)
-    timed.done = len(timed.program)
-    timed.alive(time.monotonic_ns() + ALIVE_NS)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Switch garbage collection off: the loops create no reference cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
-        if enabled:
+        if collecting:
             gc.enable()
+    own().note(done=timed.base // 2 + len(timed.program))
 
 
 def _chain(timed: TimedPass) -> None:
-    launches = timed.bound.launches()
+    launch_of, count = timed.bound.launch, len(timed.program)
     clock, counter = time.monotonic_ns, timed.counter
     issue, end = memoryview(timed.issue), memoryview(timed.end)  # type: ignore[arg-type]
-    paced, gaps, alive = timed.pace.timed, timed.pace.gaps, timed.alive
-    timed.barrier()
+    paced, alive = timed.pace.timed, timed.alive
+    timed.begin()
     begin = alive_ns = clock()
-    n, count = 0, timed.base + 1
+    n, position = 0, timed.base + 1
     try:
-        for launch in launches:
+        for n in range(count):
+            launch = launch_of(n)
             if paced:
-                wait_until(timed.due_ns(n, begin), gaps, alive)
-            counter[0] = count
+                wait_until(timed.due_ns(n, begin), alive)
+            counter[0] = position
             issue[n] = clock()
             work = launch()
             if work is not None:
                 work.wait()
             ended = clock()
             end[n] = ended
-            counter[0] = count + 1
-            count += 2
-            n += 1
+            counter[0] = position + 1
+            position += 2
             if ended - alive_ns > ALIVE_NS:
-                alive_ns, timed.done = ended, n
-                alive(ended)
+                alive_ns, timed.done = ended, n + 1
+                alive()
     except RuntimeError as error:
         raise timed.failure(n, error) from error
 
@@ -170,22 +160,19 @@ class EventLoop:
         """Run the pass; its times are in ``timed`` afterwards."""
         timed = self.timed
         count = len(timed.program)
-        launches: list[Launch] = []
-        if count <= PREPARED:
-            launches = [timed.bound.launch(n) for n in range(count)]
         stretches = [(0, count)] if self.open else timed.iterations()
-        timed.barrier()
+        timed.begin()
         self.begin = time.monotonic_ns()
         try:
             for begin, end in stretches:
-                self._stretch(begin, end, launches)
+                self._stretch(begin, end)
             while self.flying:
-                self._receive(None)
+                self._receive(0)
         finally:
             for waiter in self.waiters.values():
                 waiter.shutdown(wait=False, cancel_futures=True)
 
-    def _stretch(self, begin: int, end: int, launches: list[Launch]) -> None:
+    def _stretch(self, begin: int, end: int) -> None:
         """Run the operations of a range; unless in open loop, until all have ended."""
         timed, program = self.timed, self.timed.program
         number = np.zeros_like(program.stream) if self.open else program.stream
@@ -217,93 +204,65 @@ class EventLoop:
                     soonest = min(soonest or due[n], due[n])
                     continue
                 rows.pop()
-                self._issue(n, launches[n] if launches else timed.bound.launch(n))
+                self._issue(n)
                 issued = True
             if not issued or not self.ends.empty():
                 self._receive(soonest)
 
-    def _issue(self, n: int, launch: Launch) -> None:
-        timed = self.timed
+    def _issue(self, n: int) -> None:
+        """Start an operation; its end comes into the queue, with its time or error."""
+        timed, launch = self.timed, self.timed.bound.launch(n)
         self.flying[n] = None
         self._count(n)
+
+        def ended(wait: Callable[[], object]) -> None:
+            error = None
+            try:
+                wait()
+            except RuntimeError as raised:
+                error = raised
+            self.ends.put((n, time.monotonic_ns(), error))
+
         timed.issue[n] = time.monotonic_ns()
         try:
             work = launch()
         except RuntimeError as error:
             raise timed.failure(n, error) from error
-        works = getattr(work, "works", [work])
-        self._expect(n, [w for w in works if w is not None])
-
-    def _expect(self, n: int, works: list[Work]) -> None:
-        """Have the end of an operation put into the queue, with its time or error."""
-        ends, clock = self.ends, time.monotonic_ns
-        left = [len(works)]
-
-        def ended(future: Any) -> None:
-            now, error = clock(), None
-            try:
-                future.value()
-            except RuntimeError as raised:
-                error = raised
-            left[0] -= 1
-            if error is not None or not left[0]:
-                ends.put((n, now, error))
-
-        def wait() -> None:
-            error = None
-            try:
-                for work in works:
-                    work.wait()
-            except RuntimeError as raised:
-                error = raised
-            ends.put((n, clock(), error))
-
-        if not works:
-            ends.put((n, clock(), None))
+        if work is None:
+            ended(lambda: None)
             return
+        works: Any = getattr(work, "works", [work])
         try:
-            futures = [w.get_future() for w in works]  # type: ignore[attr-defined]
+            future = collect_all([w.get_future() for w in works])
         except (RuntimeError, AttributeError):  # messages of gloo have none
-            stream = int(self.timed.program.stream[n])
+            stream = int(timed.program.stream[n])
             if stream not in self.waiters:
                 self.waiters[stream] = ThreadPoolExecutor(1)
-            self.waiters[stream].submit(wait)
+            self.waiters[stream].submit(ended, work.wait)
             return
-        for future in futures:
-            future.then(ended)
+        future.then(lambda done: ended(done.value))
 
-    def _receive(self, due_ns: int | None) -> None:
+    def _receive(self, due_ns: int) -> None:
         """Take the ends out of the queue; wait for one, but not beyond a due time.
 
-        0, or None: there is nothing that is due.
+        0: nothing is due.
         """
-        timed = self.timed
-        early_ns = 0 if timed.pace.gaps == "sleep" else SPIN_NS
-        timeout_s = POLL_S
+        timed, timeout_s = self.timed, POLL_S
         if due_ns:
-            left_ns = due_ns - early_ns - time.monotonic_ns()
+            left_ns = due_ns - SPIN_NS - time.monotonic_ns()
             timeout_s = min(POLL_S, max(left_ns, 0) / 1e9)
         try:
-            n, now, error = (
-                self.ends.get(timeout=timeout_s)
-                if timeout_s
-                else (self.ends.get_nowait())
-            )
+            while True:
+                n, now, error = self.ends.get(timeout_s > 0, timeout_s)
+                if error is not None:
+                    raise timed.failure(n, error) from error
+                timed.end[n] = now
+                timed.done += 1
+                del self.flying[n]
+                self._count(n)
+                timeout_s = 0.0  # what has ended meanwhile
         except queue.Empty:
-            timed.alive(time.monotonic_ns())
-            return
-        while True:
-            if error is not None:
-                raise timed.failure(n, error) from error
-            timed.end[n] = now
-            timed.done += 1
-            del self.flying[n]
-            self._count(n)
-            timed.alive(now)
-            try:
-                n, now, error = self.ends.get_nowait()
-            except queue.Empty:
-                return
+            timed.alive()
 
     def _count(self, n: int) -> None:
         """Set the counter to the first operation in flight, or behind the n-th."""

@@ -15,16 +15,11 @@ from moetraffic.trace.what_if.rescale import Scaling
 from moetraffic.units import bytes_per_second
 
 from .pace import Pace
-from .plan.background import layout_options, pass_order
+from .plan.background import layout_options
 
 BUILT_IN = ("gloo", "gloo-duplex", "nccl")
-DEPTHS = ("full", "sample", "none")
+DEPTHS = ("full", "none")
 
-SAMPLE = 0.01
-"""Share of each site's operations whose bytes a sample verifies."""
-
-MOST_RUNS = 1000
-"""Largest number of timed passes; more are taken for a typing error."""
 LONGEST_S = 7 * 86_400.0
 """Longest timeout that is accepted, in seconds: one week."""
 
@@ -53,7 +48,6 @@ class Options:
     repeat: int = 1  # timed passes (runs)
     pairs: int = 0  # of passes with and without background traffic
     ports: bool = False  # measure the ranks' ports before
-    graphs: bool = False  # an iteration as one CUDA graph
     timeout_s: float = 60.0  # longest time of an operation
     start_timeout_s: float = 300.0  # longest time until all ranks are ready
     # ---- baselines ----
@@ -63,8 +57,11 @@ class Options:
     def __post_init__(self) -> None:
         layout_options(self.background, self.model)
         check_choice("a verification", self.verify, DEPTHS, ReplayError)
-        if self.pairs:
-            pass_order(self.pairs)
+        if self.pairs == 1:
+            raise ReplayError(
+                "an interval needs 2 pairs of passes or more, but --pairs is 1: raise "
+                "it, or leave it out"
+            )
         if self.capacity is not None:
             bytes_per_second(self.capacity)
         for option, seconds in (
@@ -77,32 +74,16 @@ class Options:
                     f"{LONGEST_S:.0f} s, but is {seconds:g}: give --{option} a number "
                     "between these"
                 )
-        if self.layers == ():
+        if self.repeat < 1:
             raise ReplayError(
-                "one layer or more is replayed, but the list of layers is empty: name "
-                "some, or leave it out for all"
-            )
-        if not 1 <= self.repeat <= MOST_RUNS:
-            raise ReplayError(
-                f"a replay has 1 to {MOST_RUNS} timed passes, but --repeat is "
-                f"{self.repeat}: give a number between these"
-            )
-        if self.graphs and self.pace.timed:
-            raise ReplayError(
-                "a CUDA graph launches a whole iteration at once, but pace "
-                f"{self.pace} issues operations one by one: choose --pace asap, or "
-                "leave out --graphs"
+                "a replay has 1 timed pass or more, but --repeat is "
+                f"{self.repeat}: raise it"
             )
 
     @property
     def verifies(self) -> bool:
         """Whether a verification is the first pass."""
-        return self.verify != "none"
-
-    @property
-    def verified(self) -> str:
-        """The verification, with the share of a sample."""
-        return self.verify + f" of {SAMPLE:g}" * (self.verify == "sample")
+        return self.verify == "full"
 
     @property
     def passes(self) -> int:
@@ -165,19 +146,9 @@ def check_backend(name: str, *, here: bool = False) -> None:
     if name not in BUILT_IN:
         import torch.distributed as dist  # slow import
 
-        registered = [
-            other
-            for other in dist.Backend.backend_list
-            if other not in ("undefined", *BUILT_IN)
-            and getattr(dist, f"is_{other}_available", lambda: True)()
-        ]
-        check_choice("a backend", name, (*BUILT_IN, *registered), ReplayError)
-        devices = dist.Backend.backend_capability[name]
-        if not {"cpu", "cuda"} & {*devices}:
-            raise ReplayError(
-                "a replay has its buffers in host memory or on a CUDA device, but the "
-                f"backend {name} supports {', '.join(devices)} alone: choose another"
-            )
+        others = set(dist.Backend.backend_list) - {"undefined"}
+        names = (*BUILT_IN, *sorted(others - set(BUILT_IN)))
+        check_choice("a backend", name, names, ReplayError)
     if here and on_gpu(name):
         import torch  # slow import
 

@@ -9,9 +9,8 @@ scaled:X   X times the captured gap after that
 open-loop  at the captured time after the start, whether or not others have ended
 ========== =====================================================================
 
-Gaps represent compute.  A *sleep* wakes some tens of microseconds late and frees the
-processor; *spin* sleeps until shortly before the due time and then polls the clock,
-which is exact; *gemm* multiplies matrices on the GPU for the length of the gap.
+Gaps represent compute.  A rank sleeps until shortly before the due time and then polls
+the clock, which is exact; a device polls its own clock.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from .plan.operations import Plan
 from .plan.program import UNKNOWN_GAP, Program
 
 SCHEDULES = ("asap", "captured", "scaled", "open-loop")
-GAPS = ("sleep", "spin", "gemm")
 
 SPIN_NS = 200_000
 """Time before the due time, in ns, at which polling the clock replaces sleeping."""
@@ -42,15 +40,13 @@ NAP_NS = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Pace of a replay: rule for issue times, gap factor and way of waiting."""
+    """Pace of a replay: rule for issue times, and gap factor."""
 
     schedule: str = "asap"  # of SCHEDULES
     factor: float = 1.0  # multiplies the captured gaps of a scaled pace
-    gaps: str = "spin"  # of GAPS
 
     def __post_init__(self) -> None:
         check_choice("a pace", self.schedule, SCHEDULES, ReplayError)
-        check_choice("a way to spend gaps", self.gaps, GAPS, ReplayError)
         if not 0 < self.factor < math.inf:
             raise ReplayError(
                 "the factor of the gaps must be a finite number above 0, but is "
@@ -80,14 +76,6 @@ class Pace:
             return int(program.due_ns[n])
         gap_ns = int(program.gap_ns[n]) if self.timed else UNKNOWN_GAP
         return gap_ns if gap_ns == UNKNOWN_GAP else round(gap_ns * self.factor)
-
-    def check_device(self, device: str) -> None:
-        """Check that gaps can be spent on a device, "cpu" or "cuda"."""
-        if self.gaps == "gemm" and device != "cuda":
-            raise ReplayError(
-                "gaps are filled with matrix products on a CUDA device, but the "
-                f"buffers are on {device}: choose --gaps spin, or --backend nccl"
-            )
 
     def check_plan(self, plan: Plan) -> None:
         """Check that a time of the plan is known."""
@@ -120,7 +108,7 @@ class Pace:
             )
 
 
-def parse_pace(text: str, gaps: str = "spin") -> Pace:
+def parse_pace(text: str) -> Pace:
     """Parse a pace: asap, captured, scaled:0.5 or open-loop."""
     name, colon, number = text.partition(":")
     try:
@@ -132,23 +120,21 @@ def parse_pace(text: str, gaps: str = "spin") -> Pace:
             "the pace is asap, captured, scaled:X with a number X, or open-loop, not "
             f"{text[:40]!r}: choose one"
         )
-    return Pace(schedule=name, factor=factor, gaps=gaps)
+    return Pace(schedule=name, factor=factor)
 
 
-def wait_until(
-    due_ns: int, gaps: str = "spin", alive: Callable[[int], object] | None = None
-) -> int:
+def wait_until(due_ns: int, alive: Callable[[], object] | None = None) -> int:
     """Wait on the host until a due time; return ``time.monotonic_ns()`` afterwards.
 
-    ``alive`` is called with the time periodically, for signs of life.
+    ``alive`` is called periodically, for signs of life.
     """
-    clock, early = time.monotonic_ns, 0 if gaps == "sleep" else SPIN_NS
+    clock = time.monotonic_ns
     now = clock()
-    while (left := due_ns - early - now) > 0:
+    while (left := due_ns - SPIN_NS - now) > 0:
         time.sleep(min(left, NAP_NS) / 1e9)
         now = clock()
         if left > NAP_NS and alive is not None:
-            alive(now)
+            alive()
     while now < due_ns:
         now = clock()
     return now

@@ -6,11 +6,9 @@ destination, operation and block:
 
     byte(s, d, k, o) = T_s[(d A + k B + (o div P) C + o mod P) mod P]
 
-where d is s itself for bytes that are the same for all destinations.  Any eight bytes
-identify their table (a chance match occurs in one of 10^14 tables), and with it their
-sender; the place in the table identifies the rest.  For fixed d, the places of P
-consecutive operations are distinct, since P is prime and does not divide B: bytes left
-over from an earlier operation are never taken for the right ones.
+where d is s itself for bytes that are the same for all destinations.  For fixed d, the
+places of P consecutive operations are distinct, since P is prime and does not divide B:
+bytes left over from an earlier operation are never taken for the right ones.
 
 Sums are of whole numbers: element i of a source is its i-th byte modulo m, where m is
 so small that the sum over all members is exact in the element type, in any order.
@@ -20,14 +18,18 @@ All is computed in blocks of P on the device of the buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 
+from moetraffic.launch.board import Cause, own
+
+from .failure import RankError, backend_errors
 from .plan.operations import KINDS, REDUCTIONS, Plan
 from .plan.program import Program
+from .transport import Bound
 
 PERIOD = 65521
 """P, the largest prime below 2^16: tables of two periods stay in a core's cache."""
@@ -37,17 +39,11 @@ _DESTINATION_STRIDE = 27140  # P (sqrt 2 - 1)
 _OPERATION_STRIDE = 40494  # P (sqrt 5 - 1) / 2
 _BLOCK_STRIDE = 47965  # P (sqrt 3 - 1)
 
-_WINDOW = 8  # bytes that identify their table
-_OPERATIONS_BACK = 65  # earlier operations that are searched for a wrong byte
-_NEAR = 4096  # largest shift that is reported as an offset error
 UNTOUCHED = 0xA5
 """Value of a receive buffer's bytes before an operation."""
 
 EXACT = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24}
 """Largest whole number up to which all are exact, of element types below 2^53."""
-
-Advance = Callable[[int], None]
-"""Function that is told a number of computed bytes."""
 
 Buffers = tuple[torch.Tensor, torch.Tensor]
 
@@ -95,9 +91,37 @@ def modulus(dtype: torch.dtype, members: int) -> int:
     return min(256, most + 1) if most >= 1 else 0
 
 
-def fill(
-    plan: Plan, program: Program, n: int, buffers: Buffers, advance: Advance
-) -> None:
+def verify(bound: Bound) -> None:
+    """Run the operations once, in the order of all ranks, and check every byte.
+
+    Raises
+    ------
+    RankError
+        Naming the rank whose bytes did not arrive unchanged, or that failed.
+    """
+    plan, program, counter = bound.plan, bound.program, own().counter
+    for done, n in enumerate(bound.common_order()):
+        name = plan.name(int(program.operation[n]))
+        counter[0] = 2 * done + 1
+        with backend_errors(program.rank, name):
+            send, receive = bound.buffers(n)
+            fill(plan, program, n, (send, receive))
+            own().note(done=done, within_s=bound.transport.timeout_s + 2)
+            bound.transport.run(bound.bind(n))
+            wrong = find_wrong(plan, program, n, receive)
+        if wrong is not None:
+            source, what = wrong
+            raise RankError(
+                f"sent bytes that did not arrive unchanged at rank {program.rank}, "
+                f"{what}: check the network and the backend",
+                rank=source,
+                operation=name,
+                cause=Cause.MISMATCH,
+            )
+        counter[0] = 2 * done + 2
+
+
+def fill(plan: Plan, program: Program, n: int, buffers: Buffers) -> None:
     """Write what a rank sends in its n-th operation, and UNTOUCHED where it receives.
 
     ``buffers`` are those to send and to receive; of a sum, of its element type.
@@ -117,18 +141,18 @@ def fill(
     elif kind in ("all_reduce", "reduce") or (kind == "broadcast" and rank == sender):
         out, sizes = receive, [len(receive)]
     m = modulus(out.dtype, len(members)) if kind in REDUCTIONS else 256
-    own, begin = table(rank, out.device), 0
+    values_of_rank, begin = table(rank, out.device), 0
     for destination, size in zip(destinations, sizes, strict=True):
         for start, first, last in blocks(destination, operation, size):
-            values = own[start : start + last - first]
+            values = values_of_rank[start : start + last - first]
             into = out[begin + first : begin + last]
             into.copy_(values if m == 256 else values % m)
-            advance(last - first)
+            own().alive()
         begin += size
 
 
 def find_wrong(
-    plan: Plan, program: Program, n: int, receive: torch.Tensor, advance: Advance
+    plan: Plan, program: Program, n: int, receive: torch.Tensor
 ) -> tuple[int, str] | None:
     """Find the rank whose bytes arrived wrong, with a description; None if none."""
     rank, operation = program.rank, int(program.operation[n])
@@ -138,32 +162,29 @@ def find_wrong(
         return None
     if kind in REDUCTIONS:
         first = members.index(rank) * size if kind == "reduce_scatter" else 0
-        return _wrong_sum(receive, members, operation, first, advance)
+        return _wrong_sum(receive, members, operation, first)
     sources, sizes = members, [size // len(members)] * len(members)
     if kind == "all_to_all":
         sizes = program.receives(n).tolist()
     elif kind in ("broadcast", "scatter", "send_recv"):
         sources, sizes = (int(plan.sender[operation]),), [size]
-    own = kind in ("all_to_all", "scatter", "send_recv")  # bytes for this rank alone
+    alone = kind in ("all_to_all", "scatter", "send_recv")  # bytes for this rank
     begin = 0
     for source, length in zip(sources, sizes, strict=True):
-        to, values = rank if own else source, table(source, receive.device)
+        to, values = rank if alone else source, table(source, receive.device)
         for start, first, last in blocks(to, operation, length):
             want = values[start : start + last - first]
             have = receive[begin + first : begin + last]
             if not torch.equal(want, have):
-                wrong = first + int((want != have).nonzero()[0].item())
-                received = receive[begin + wrong : begin + length][:_WINDOW]
-                note = _origin(
-                    received.cpu().numpy().tobytes(),
-                    wrong,
-                    *(source, to, sources, operation),
+                wrong = int((want != have).nonzero()[0].item())
+                note = ": nothing was received there" * bool(
+                    (have[wrong:] == UNTOUCHED).all()
                 )
                 return source, (
-                    f"byte {wrong} of {length} is 0x{int(received[0]):02x} instead of "
-                    f"0x{int(want[wrong - first]):02x}: {note}"
+                    f"byte {first + wrong} of {length} is 0x{int(have[wrong]):02x} "
+                    f"instead of 0x{int(want[wrong]):02x}{note}"
                 )
-            advance(last - first)
+            own().alive()
         begin += length
     return None
 
@@ -173,7 +194,6 @@ def _wrong_sum(
     members: Sequence[int],
     operation: int,
     first: int,
-    advance: Advance,
 ) -> tuple[int, str] | None:
     """Compare sums over members from an element on; names the first member."""
     m = modulus(receive.dtype, len(members))
@@ -183,11 +203,11 @@ def _wrong_sum(
         want = torch.zeros(len(have), dtype=whole, device=have.device)
         offset = first + begin
         for source in members:
-            own = table(source, have.device)
+            period = table(source, have.device)
             for start, low, high in blocks(
                 source, operation, offset + len(have), offset
             ):
-                values = own[start : start + high - low]
+                values = period[start : start + high - low]
                 want[low - offset : high - offset] += values if m == 256 else values % m
         wrong = (want.to(have.dtype) != have).nonzero()
         if len(wrong):
@@ -197,49 +217,5 @@ def _wrong_sum(
                 f"element {begin + i} of the sum of {len(members)} ranks is "
                 f"{have[i].item():g} instead of {want[i].item():g}"
             )
-        advance(len(have) * len(members))
+        own().alive()
     return None
-
-
-def owners(window: bytes, candidates: Sequence[int]) -> list[tuple[int, int]]:
-    """Find a byte string in the tables of ranks; return (rank, place) pairs."""
-    pairs = []
-    for rank in candidates:
-        first = table(rank).numpy().tobytes().find(window)
-        if first >= 0:
-            pairs.append((rank, first % PERIOD))
-    return pairs
-
-
-def _origin(
-    window: bytes,
-    offset: int,
-    source: int,
-    destination: int,
-    sources: Sequence[int],
-    operation: int,
-) -> str:
-    """Explain where wrong bytes come from."""
-    if window and set(window) == {UNTOUCHED}:
-        return "nothing was received there"
-    if len(window) < _WINDOW:
-        return "too few bytes are left to identify their sender"
-    pairs = owners(window, sources)
-    if not pairs:
-        return "no rank of the group sends such bytes"
-    owner, there = pairs[0]
-    # Step 1: bytes of this operation, sent by or to the wrong rank?
-    for receiver in (destination, *sources):
-        if there == place(receiver, operation, offset):
-            return f"these are rank {owner}'s bytes for rank {receiver}"
-    # Step 2: left over from an operation before?
-    for back in range(1, _OPERATIONS_BACK):
-        if there == place(destination, operation - back, offset):
-            return f"these are rank {owner}'s bytes of {back} operations before"
-    # Step 3: the right bytes at another offset?
-    shift = (there - place(destination, operation, offset)) % PERIOD
-    if shift > PERIOD // 2:
-        shift -= PERIOD
-    if owner == source and abs(shift) < _NEAR:
-        return f"these are rank {owner}'s bytes of offset {offset + shift}"
-    return f"these are bytes of rank {owner}, from another place"

@@ -1,32 +1,31 @@
 """Operations of a replay by process groups of ``torch.distributed``.
 
 An operation is *bound* to its buffers once, before any timing; the closure runs in the
-timed loop and only starts the operation.  Methods of a process group are called
-directly, without the checks in the functions of ``torch.distributed``: planning has
-made them.  The calls go through torch's dispatcher, so the capture hook records them.
+timed loop and only starts the operation.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError, ReplayError
+from moetraffic.launch.board import own
 from moetraffic.launch.devices import own_gpu
 from moetraffic.launch.environment import RankEnvironment, rendezvous
 
-from .failure import RankError, first_line
+from .failure import RankError, backend_errors, first_line
 from .options import check_backend, on_gpu
 from .plan.operations import KINDS, MESSAGE, REDUCTIONS, Plan
 from .plan.program import Program
@@ -53,8 +52,8 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"
 """Element types in which all backends sum."""
 
 POLL_S = 50e-6
-PREPARED, BLOCK = 1 << 16, 4096
-"""Operations bound before timing; longer programs are bound in blocks."""
+PREPARED = 1 << 16
+"""Operations that are bound before timing; later ones are when it is their turn."""
 
 
 class Work(Protocol):
@@ -72,43 +71,22 @@ class Work(Protocol):
 Launch = Callable[[], Work | None]
 """Closure that starts an operation, repeatedly; None if it has ended on return."""
 
-_METHODS: Mapping[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
-    "all_to_all": (("all_to_all_single", "alltoall_base"), dist.AllToAllOptions),
-    "all_reduce": (("allreduce",), dist.AllreduceOptions),
-    "all_gather": (("all_gather_single", "_allgather_base"), AllgatherOptions),
-    "reduce_scatter": (
-        ("reduce_scatter_single", "_reduce_scatter_base"),
-        dist.ReduceScatterOptions,
-    ),
-    "broadcast": (("broadcast",), dist.BroadcastOptions),
-    "reduce": (("reduce",), dist.ReduceOptions),
-    "gather": (("gather",), dist.GatherOptions),
-    "scatter": (("scatter",), dist.ScatterOptions),
-}
-"""Methods of a process group, by name in new and old versions of torch, and options."""
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-def partitions(groups: Groups, world: int) -> list[list[int]]:
-    """Sort groups into sets of disjoint ones, which can be created at once.
-
-    Without the first group of all ranks, which is torch's own.
-    """
+def partitions(groups: Groups, numbers: Sequence[int]) -> list[list[int]]:
+    """Sort some groups into sets of disjoint ones, which can be created at once."""
     sets: list[tuple[set[int], list[int]]] = []
-    whole = world_group(groups, world)
-    for number, ranks in enumerate(groups):
-        if ranks and number != whole:
-            free = next((s for s in sets if s[0].isdisjoint(ranks)), None)
-            if free is None:
-                free = set(), []
-                sets.append(free)
-            free[0].update(ranks)
-            free[1].append(number)
+    for number in numbers:
+        ranks = groups[number]
+        free = next((s for s in sets if s[0].isdisjoint(ranks)), None)
+        if free is None:
+            free = set(), []
+            sets.append(free)
+        free[0].update(ranks)
+        free[1].append(number)
     return [members for _, members in sets]
-
-
-def world_group(groups: Groups, world: int) -> int:
-    """Return the first group of all ranks, which is torch's own; -1: there is none."""
-    return next((n for n, ranks in enumerate(groups) if len(ranks) == world), -1)
 
 
 class Transport:
@@ -120,6 +98,7 @@ class Transport:
         self.device = torch.device("cpu")  # of the buffers; known after start
         self.rank, self.world, self.timeout_s = 0, 1, 60.0
         self.groups: list[tuple[int, ...]] = []
+        self.everyone = 0  # index of a group of all ranks, which is torch's own
         self._groups: list[Any] = []
         self._downward: list[Any] = []  # of gloo-duplex
 
@@ -137,7 +116,7 @@ class Transport:
         Groups with the same ranks are made separately: operations of different groups
         overlap.  NCCL's communicator of all ranks is split once for a set of disjoint
         groups.  Groups of other backends are made one by one, but only their members
-        meet in the store.
+        meet in the store.  One of all ranks is added where there is none.
 
         Operations name a group by its index; they fail after ``timeout_s``.  ``store``
         is one of torch that all ranks share; None for one of the environment.
@@ -177,35 +156,39 @@ class Transport:
             # creates NCCL's communicators at once, and lets groups be split from it
             device_id=self.device if on_device else None,
         )
-        self.groups = [tuple(g) for g in groups]
-        self._groups = self._created(patience)
+        everyone = tuple(range(self.world))
+        self.groups = [*groups, *[everyone] * (everyone not in groups)]
+        self.everyone = self.groups.index(everyone)
+        used = [n for n, ranks in enumerate(self.groups) if ranks]
+        others = [n for n in used if n != self.everyone]
+        self._groups = self._created(others, patience)
+        self._groups[self.everyone] = dist.group.WORLD
         if self.name == "gloo-duplex":
-            self._downward = self._created(patience, anew=True)
+            self._downward = self._created(used, patience)
         self._one = torch.zeros(1, dtype=torch.float64, device=self.device)
 
-    def _created(self, timeout: timedelta, *, anew: bool = False) -> list[Any]:
-        """Create the groups of this rank; None in the places of others.
-
-        ``anew``: also one for the group that is torch's own.
-        """
+    def _created(self, numbers: Sequence[int], timeout: timedelta) -> list[Any]:
+        """Create some groups; None in the places of those without this rank."""
         groups = self.groups
         created: list[Any] = [None] * len(groups)
-        whole = world_group(groups, self.world)
-        if whole >= 0 and not anew:
-            created[whole] = dist.group.WORLD
-        sets = partitions(groups, self.world) + [[whole]] * (anew and whole >= 0)
-        splits = self.name == "nccl" and hasattr(dist, "split_group")
-        for members in sets:
+        if self.name != "nccl" or not hasattr(dist, "split_group"):
+            for number in numbers:
+                made = dist.new_group(list(groups[number]), timeout=timeout)
+                created[number] = made if self.rank in groups[number] else None
+            return created
+        for members in partitions(groups, numbers):
             ranks = [list(groups[n]) for n in members]
-            own = [n for n in members if self.rank in groups[n]]
-            if splits:
-                made = dist.split_group(split_ranks=ranks, timeout=timeout)
-                created[own[0] if own else members[0]] = made if own else None
-                continue
-            for number, of_group in zip(members, ranks, strict=True):
-                made = dist.new_group(of_group, timeout=timeout)
-                created[number] = made if number in own else None
+            made = dist.split_group(split_ranks=ranks, timeout=timeout)
+            for number in members:
+                created[number] = made if self.rank in groups[number] else None
         return created
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set after which time an operation fails, s."""
+        self.timeout_s = timeout_s
+        if self.name.startswith("gloo"):
+            for pg in filter(None, {*self._groups, *self._downward}):
+                _set_pg_timeout(timedelta(seconds=timeout_s), pg)
 
     def stop(self) -> None:
         """Destroy the process groups; the transport is not used again."""
@@ -227,77 +210,68 @@ class Transport:
         sends: Sequence[int] = (),
         receives: Sequence[int] = (),
         *,
-        sender: int = -1,
-        receiver: int = -1,
-        timeout_s: float = 0.0,
-        alone: bool = True,
+        root: int = -1,
     ) -> Launch:
-        """Return a closure that starts an operation; it may be called repeatedly.
+        """Return a closure that starts a collective; it may be called repeatedly.
 
         Buffers are one-dimensional, with elements as in :func:`.plan.matrices.buffers`;
         ``sends`` and ``receives`` ``[W]`` are the elements of an all-to-all to and from
-        each member.  ``sender`` and ``receiver`` are world ranks.  A message that is
-        not ``alone`` is started by :meth:`together`.  The operation fails after
-        ``timeout_s``; 0: that of the start.
+        each member, and ``root`` a world rank.
         """
-        pg, members = self._groups[group], self.groups[group]
-        if kind == MESSAGE:
-            if sender == receiver:
-                return partial(_copy, receive, send)
-            message: Launch = partial(pg.send, [send], members.index(receiver), 0)
-            if self.rank != sender:
-                message = partial(pg.recv, [receive], members.index(sender), 0)
-            return self.together(group, [message]) if alone else message
-        if kind == "barrier":  # torch's own blocks the host
-            kind, receive = "all_reduce", torch.zeros_like(self._one)
-        if self._downward and kind == "all_to_all":
-            return self._duplex(group, send, receive, sends, receives, timeout_s)
-        root = max(sender, receiver)
-        options = self._options(kind, timeout_s)
-        if root >= 0:
-            options.rootRank = members.index(root)
-        if kind in ("broadcast", "reduce"):
-            options.rootTensor = 0
-        arguments: tuple[Any, ...] = ([receive],)
+        members = self.groups[group]
+        common: dict[str, Any] = {"group": self._groups[group], "async_op": True}
         if kind == "all_to_all":
-            arguments = receive, send, list(receives), list(sends)
-        elif kind in ("all_gather", "reduce_scatter"):
-            arguments = receive, send
-        elif kind == "gather":
-            pieces = _pieces(receive, len(members))
-            arguments = [pieces] if self.rank == root else [], [send]
-        elif kind == "scatter":
-            pieces = _pieces(send, len(members))
-            arguments = [receive], [pieces] if self.rank == root else []
-        return partial(_method(kind, pg), *arguments, options)
+            if self._downward:
+                return self._duplex(group, send, receive, sends, receives)
+            pg = self._groups[group]
+            # what dist.all_to_all_single calls, without its checks: 5 us less
+            method = getattr(pg, "all_to_all_single", pg.alltoall_base)
+            options = dist.AllToAllOptions()
+            return partial(method, receive, send, list(receives), list(sends), options)
+        if kind == "barrier":  # torch's own blocks the host
+            return partial(dist.all_reduce, torch.zeros_like(self._one), **common)
+        if kind == "all_reduce":
+            return partial(dist.all_reduce, receive, **common)
+        if kind == "all_gather":
+            return partial(_all_gather, receive, send, **common)
+        if kind == "reduce_scatter":
+            return partial(_reduce_scatter, receive, send, **common)
+        if kind == "broadcast":
+            return partial(dist.broadcast, receive, src=root, **common)
+        if kind == "reduce":
+            return partial(dist.reduce, receive, dst=root, **common)
+        own = self.rank == root
+        if kind == "gather":
+            pieces = _pieces(receive, len(members)) if own else None
+            return partial(dist.gather, send, pieces, dst=root, **common)
+        pieces = _pieces(send, len(members)) if own else None
+        return partial(dist.scatter, receive, pieces, src=root, **common)
 
-    def _options(self, kind: str, timeout_s: float) -> Any:
-        options = _METHODS[kind][1]()
-        if self.device.type == "cpu":
-            options.timeout = timedelta(seconds=timeout_s or self.timeout_s)
-        return options
-
-    def together(self, group: int, launches: Sequence[Launch]) -> Launch:
+    def messages(
+        self, group: int, given: Sequence[tuple[torch.Tensor, torch.Tensor, int, int]]
+    ) -> Launch:
         """Return a closure that starts messages of a group, which all end together.
 
-        With NCCL this is one launch, as of ``batch_isend_irecv``.  A single message
-        needs it, too: on communicators made at the start, torch runs a message outside
-        of such a launch as an operation of the whole group, one after the other.
+        Each has a send and a receive buffer, sender and receiver.  With NCCL this is
+        one launch.  A single message needs it, too: on communicators made at the start,
+        torch runs a message outside of such a launch as an operation of the whole
+        group, one after the other.
         """
-        pg = self._groups[group]
+        pg, copies, others = self._groups[group], [], []
+        for send, receive, sender, receiver in given:
+            if sender == receiver:
+                copies.append(partial(receive.copy_, send))
+            elif self.rank == sender:
+                others.append(dist.P2POp(dist.isend, send, receiver, pg))
+            else:
+                others.append(dist.P2POp(dist.irecv, receive, sender, pg))
 
-        def coalesced() -> Work:
-            pg._start_coalescing(self.device)
-            for launch in launches:
-                launch()
-            work: Work = pg._end_coalescing(self.device)
-            return work
+        def launch() -> Work | None:
+            for copy in copies:
+                copy()
+            return Works(dist.batch_isend_irecv(others)) if others else None
 
-        if self.device.type == "cuda":
-            return coalesced
-        if len(launches) == 1:
-            return launches[0]
-        return lambda: Works([launch() for launch in launches])
+        return launch
 
     def _duplex(
         self,
@@ -306,7 +280,6 @@ class Transport:
         receive: torch.Tensor,
         sends: Sequence[int],
         receives: Sequence[int],
-        timeout_s: float,
     ) -> Launch:
         """Bind an all-to-all as two, to higher and to lower ranks, which run at once.
 
@@ -315,48 +288,47 @@ class Transport:
         well, that announcement waits behind the peer's bytes.  So a pair exchanges
         bytes one direction after the other, in up to twice the time of the network.
         """
-        own = self.groups[group].index(self.rank)
+        place = self.groups[group].index(self.rank)
+        higher = place + 1
         none = [0] * len(sends)
         # bytes to and from lower ranks, and the rank itself, come first in the buffers
-        out, into = sum(sends[: own + 1]), sum(receives[:own])
-        upward = (
+        out, into = sum(sends[:higher]), sum(receives[:place])
+        upward = partial(
+            dist.all_to_all_single,
             *(receive[:into], send[out:]),
-            *([*receives[:own], *none[own:]], [*none[: own + 1], *sends[own + 1 :]]),
+            *([*receives[:place], *none[place:]], [*none[:higher], *sends[higher:]]),
+            group=self._groups[group],
+            async_op=True,
         )
-        downward = (
+        downward = partial(
+            dist.all_to_all_single,
             *(receive[into:], send[:out]),
-            *([*none[:own], *receives[own:]], [*sends[: own + 1], *none[own + 1 :]]),
+            *([*none[:place], *receives[place:]], [*sends[:higher], *none[higher:]]),
+            group=self._downward[group],
+            async_op=True,
         )
-        options = self._options("all_to_all", timeout_s)
-        launches = [
-            partial(_method("all_to_all", pg), *arguments, options)
-            for pg, arguments in (
-                (self._groups[group], upward),
-                (self._downward[group], downward),
-            )
-        ]
-        return lambda: Works([launch() for launch in launches])
+        return lambda: Works([upward(), downward()])
 
     # ---- one operation, and small values of all ranks --------------------------------
 
-    def run(self, launch: Launch, timeout_s: float = 0.0) -> None:
+    def run(self, launch: Launch) -> None:
         """Run an operation once and wait until it has ended."""
         work = launch()
         if work is not None:
             work.wait()
-        self.settle(timeout_s)
+        self.settle()
 
-    def settle(self, timeout_s: float = 0.0) -> None:
+    def settle(self) -> None:
         """Wait until the current stream of a device has ended, polling."""
         if self.device.type == "cpu":
             return
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        until_s = time.monotonic() + (timeout_s or self.timeout_s)
+        until_s = time.monotonic() + self.timeout_s
         while not event.query():
             self.check()
             if time.monotonic() > until_s:
-                raise RuntimeError(f"timed out after {timeout_s or self.timeout_s:g} s")
+                raise RuntimeError(f"timed out after {self.timeout_s:g} s")
             time.sleep(POLL_S)
 
     def check(self) -> None:
@@ -379,13 +351,23 @@ class Transport:
         self.run(partial(dist.all_reduce, table, async_op=True))
         return np.asarray(table.cpu().numpy())
 
-    def most(self, value: float) -> float:
-        """Return the largest of all ranks' values."""
-        return float(self.gathered([value]).max())
+    def exchange(self, sends: Int64, receives: Int64) -> float:
+        """Run an all-to-all of all ranks when they are ready; return its time, s.
 
-    def total(self, value: float) -> float:
-        """Return the sum of all ranks' values."""
-        return float(self.gathered([value]).sum())
+        ``sends`` and ``receives`` ``[R]`` are bytes to and from each rank.
+        """
+        launch = self.bind(
+            "all_to_all",
+            self.everyone,
+            self.empty(int(sends.sum())).zero_(),
+            self.empty(int(receives.sum())).zero_(),
+            sends.tolist(),
+            receives.tolist(),
+        )
+        self.barrier()
+        begin = time.monotonic_ns()
+        self.run(launch)
+        return (time.monotonic_ns() - begin) / 1e9
 
 
 class Bound:
@@ -409,7 +391,7 @@ class Bound:
         like: Bound | None = None,
     ) -> None:
         self.plan, self.program, self.transport = plan, program, transport
-        self.batched = transport.device.type == "cuda"
+        self._prepared: list[Launch] = []
         self._dtypes = [_dtype(site.dtype) for site in plan.sites]
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         if like is not None:
@@ -448,61 +430,87 @@ class Bound:
                 return send.view(dtype), receive.view(dtype)
         return send, receive
 
-    def bind(self, n: int, *, timeout_s: float = 0.0, alone: bool = True) -> Launch:
+    def bind(self, n: int) -> Launch:
         """Return the closure that starts the n-th operation."""
         program, plan = self.program, self.plan
-        operation = int(program.operation[n])
-        send, receive = self.buffers(n)
+        operation, kind = int(program.operation[n]), KINDS[program.kind[n]]
+        if kind == MESSAGE:
+            return self._messages(range(n, n + 1))
         return self.transport.bind(
-            KINDS[program.kind[n]],
+            kind,
             int(program.group[n]),
-            send,
-            receive,
+            *self.buffers(n),
             program.sends(n).tolist(),
             program.receives(n).tolist(),
-            sender=int(plan.sender[operation]),
-            receiver=int(plan.receiver[operation]),
-            timeout_s=timeout_s,
-            alone=alone,
+            root=int(max(plan.sender[operation], plan.receiver[operation])),
         )
+
+    def _messages(self, rows: range) -> Launch:
+        program, plan = self.program, self.plan
+        calls = program.operation[rows.start : rows.stop]
+        ends = zip(
+            plan.sender[calls].tolist(), plan.receiver[calls].tolist(), strict=True
+        )
+        messages = [
+            (*self.buffers(n), *pair) for n, pair in zip(rows, ends, strict=True)
+        ]
+        return self.transport.messages(int(program.group[rows.start]), messages)
+
+    def prepare(self) -> None:
+        """Set all bytes to zero, and bind the operations, up to PREPARED."""
+        self.clear()
+        count = min(len(self.program), PREPARED)
+        self._prepared = [self._launch(n) for n in range(count)]
 
     def launch(self, n: int) -> Launch:
         """Return the closure of the n-th operation, or of the batch that it begins."""
+        return self._prepared[n] if n < len(self._prepared) else self._launch(n)
+
+    def _launch(self, n: int) -> Launch:
         batch = self.program.batch
-        if not self.batched:
+        if self.transport.device.type == "cpu":
             return self.bind(n)
         if batch[n] < n:
             return _started
-        end = n + 1
-        while end < len(batch) and batch[end] == n:
-            end += 1
-        if end == n + 1:
-            return self.bind(n)
-        launches = [self.bind(m, alone=False) for m in range(n, end)]
-        return self.transport.together(int(self.program.group[n]), launches)
+        end = int(np.searchsorted(batch, n, side="right"))
+        return self.bind(n) if end == n + 1 else self._messages(range(n, end))
 
-    def launches(self) -> Iterator[Launch]:
-        """Return the closures of all operations, in program order.
+    # ---- passes that are not timed ---------------------------------------------------
 
-        The first block is bound before this returns: the whole program, unless it is
-        longer than PREPARED.
+    def common_order(self) -> list[int]:
+        """Indices of the program's operations in the order of all ranks."""
+        operation = self.program.operation
+        place = np.full(len(self.plan), -1)
+        place[operation] = np.arange(len(operation))
+        order: list[int] = place[self.plan.order(operation)].tolist()
+        return order
+
+    def warm_up(self) -> None:
+        """Run one operation of each group, kind and size class, in a common order.
+
+        Connections, algorithms and protocols depend on these; none is set up while
+        operations are timed.  A size class is a factor of two.
         """
-        count = len(self.program)
-        step = max(1, count if count <= PREPARED else BLOCK)
-
-        def blocks() -> Iterator[list[Launch]]:
-            for begin in range(0, count, step):
-                yield [self.launch(n) for n in range(begin, min(begin + step, count))]
-
-        made = blocks()
-        return chain(next(made, []), chain.from_iterable(made))
+        plan = self.plan
+        order = plan.order(np.arange(len(plan)))
+        size_class = np.log2(plan.largest_bytes + 1).astype(np.int64)
+        columns = (plan.group, plan.kind, plan.sender, plan.receiver, size_class)
+        keys = np.stack([column[order] for column in columns], axis=1)
+        _, first = np.unique(keys, axis=0, return_index=True)
+        chosen = set(order[first].tolist())
+        for n in self.common_order():
+            operation = int(self.program.operation[n])
+            if operation in chosen:
+                own().note()
+                with backend_errors(self.program.rank, plan.name(operation)):
+                    self.transport.run(self.bind(n))
 
 
 class Works:
     """Handle of operations that were started together."""
 
-    def __init__(self, works: Sequence[Work | None]) -> None:
-        self.works = [work for work in works if work is not None]
+    def __init__(self, works: Sequence[Work]) -> None:
+        self.works = works
 
     def wait(self) -> None:
         """Wait until all have ended."""
@@ -510,21 +518,10 @@ class Works:
             work.wait()
 
 
-def _method(kind: str, group: Any) -> Callable[..., Any]:
-    method: Callable[..., Any] = next(
-        getattr(group, name) for name in _METHODS[kind][0] if hasattr(group, name)
-    )
-    return method
-
-
 def _dtype(name: str) -> torch.dtype:
     """Return torch's element type of a name; float32 for one that is not summed."""
     dtype: torch.dtype = getattr(torch, name if name in DTYPES else "float32")
     return dtype
-
-
-def _copy(receive: torch.Tensor, send: torch.Tensor) -> None:
-    receive.copy_(send)
 
 
 def _started() -> None:

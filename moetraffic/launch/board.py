@@ -17,6 +17,9 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+ALIVE_NS = 200_000_000
+"""Shortest interval between signs of life, in ns; each costs some microseconds."""
+
 PATH = "MOETRAFFIC_BOARD"
 """Variable with the path of the board that the supervisor has made."""
 
@@ -78,6 +81,7 @@ class OwnRow:
 
     def __init__(self, board: Board, rank: int, *, supervised: bool = False) -> None:
         self.rank, self.supervised = rank, supervised  # whether another reads the row
+        self._alive_ns = 0
         self._map(board)
 
     def _map(self, board: Board) -> None:
@@ -110,6 +114,15 @@ class OwnRow:
             self._row[name] = value  # numpy cuts a text to its field
         self._row["until_ns"] = now_ns + int(within_s * 1e9) if within_s else 0
         self._row["time_ns"] = now_ns
+
+    def alive(self, done: int | None = None) -> None:
+        """Note a sign of life, unless there was one within the shortest interval."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._alive_ns > ALIVE_NS:
+            self._alive_ns = now_ns
+            if done is not None:
+                self._row["done"] = done
+            self.note()
 
     def fail(
         self,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,6 @@ from typer import Argument, Option
 from moetraffic.cli.output import progress
 from moetraffic.cli.show import AllTables, AsJson, Force, Only, Output, show
 from moetraffic.launch.environment import current_rank
-from moetraffic.patterns.collectives import COLLECTIVES, UNEVEN
 from moetraffic.replay.failure import run_to_exit
 from moetraffic.replay.options import check_backend
 from moetraffic.replay.results.load import load_now
@@ -30,7 +28,7 @@ from moetraffic.report.console.terminal import announce, run
 from moetraffic.result import Result
 from moetraffic.units import message_size
 
-from .sweep import DTYPES, START_S, Sweep, read_matrix, size_range
+from .sweep import DTYPES, MEASURED, START_S, Sweep, size_range
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,7 +39,7 @@ RANKS = 2
 def bench(
     collectives: Annotated[
         list[str] | None,
-        Argument(help=f"{', '.join(COLLECTIVES)}, or all.", show_default="all_reduce"),
+        Argument(help=f"{', '.join(MEASURED)}, or all.", show_default="all_reduce"),
     ] = None,
     begin: Annotated[
         str, Option("-b", "--begin", help="Smallest size; K, M, G: powers of 1024.")
@@ -56,14 +54,8 @@ def bench(
     dtype: str = option(
         "float32", "Type of elements.", "-d", "--dtype", choices=tuple(DTYPES)
     ),
-    matrix: Annotated[
-        Path | None,
-        Option(help="Bytes by pair for all_to_all_v: CSV whose rows send, or trace."),
-    ] = None,
     backend: Annotated[str, Option(help="gloo, nccl, or another of torch.")] = "gloo",
-    nproc: int | None = option(
-        None, "Ranks to start on this host.", shown="2, or the matrix's", min=2
-    ),
+    nproc: int | None = option(None, "Ranks to start on this host.", shown="2", min=2),
     timeout: float = option(60.0, "Seconds that an operation may take.", above=0),
     measured: Annotated[
         str | None,
@@ -99,25 +91,20 @@ def bench(
                 )
                 for name in collectives or [""]
             ]
-        names = tuple(
-            dict.fromkeys(collectives or [UNEVEN if matrix else "all_reduce"])
-        )
-        if names == ("all",):
-            names = tuple(name for name in COLLECTIVES if matrix or name != UNEVEN)
+        names = tuple(dict.fromkeys(collectives or ["all_reduce"]))
         sweep = Sweep(
-            collectives=names,
-            sizes=size_range(begin, end, factor) if names != (UNEVEN,) else (),
+            collectives=MEASURED if names == ("all",) else names,
+            sizes=size_range(begin, end, factor),
             warm_up=warm_up,
             iterations=iterations,
             check=check,
             dtype=dtype,
             backend=backend,
             timeout_s=timeout,
-            matrix=read_matrix(matrix) if matrix is not None else (),
         )
         check_backend(backend, here=True)
         if rank_env is None:
-            return [measure(sweep, nproc or len(sweep.matrix) or RANKS, quiet=as_json)]
+            return [measure(sweep, nproc or RANKS, quiet=as_json)]
         # torch takes seconds to import, and the parent of the ranks needs none
         from .measure import run_rank
 

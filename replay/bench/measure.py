@@ -15,7 +15,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,13 @@ import torch
 
 import moetraffic
 from moetraffic.launch.board import State, own
-from moetraffic.launch.environment import RankEnvironment, current_rank
-from moetraffic.patterns.collectives import UNEVEN, uneven_bytes, wire_bytes
-from moetraffic.replay.agree import Meeting
-from moetraffic.replay.failure import Watchdog, backend_errors, reporting, run_to_exit
+from moetraffic.launch.environment import RankEnvironment
+from moetraffic.patterns.collectives import wire_bytes
+from moetraffic.replay.agree import meeting
+from moetraffic.replay.failure import backend_errors
 from moetraffic.replay.plan.operations import REDUCTIONS
 from moetraffic.replay.results.facts import stack_rows
-from moetraffic.replay.run import write_result
+from moetraffic.replay.run import rank_result
 from moetraffic.replay.transport import Transport
 from moetraffic.result import Result
 
@@ -54,43 +53,26 @@ class Measurement:
         kind, size = call
         whole = size // sweep.element_bytes  # elements
         part = whole // ranks
-        cells = np.full((ranks, ranks), part if kind == "all_to_all" else 0)
-        if kind == UNEVEN:
-            kind, cells = "all_to_all", sweep.scaled(size) // sweep.element_bytes
         at_root = whole if rank == ROOT else 0
         sends, receives = {
             "all_gather": (part, whole),
             "reduce_scatter": (whole, part),
             "gather": (part, at_root),
             "scatter": (at_root, part),
-            "all_to_all": (int(cells[rank].sum()), int(cells[:, rank].sum())),
         }.get(kind, (whole, whole))
         self.send, self.receive = self._empty(sends), self._empty(receives)
         if kind in IN_PLACE:
             self.send = self.receive
-        self.arrivals = self._arrivals(kind, whole, part, cells)
+        self.arrivals = self._arrivals(kind, whole, part)
         if kind == "send_recv":
             ends = (rank, (rank + 1) % ranks), ((rank - 1) % ranks, rank)
-            self.launch = moves.together(
-                0,
-                [
-                    moves.bind(
-                        *(kind, 0, self.send, self.receive),
-                        sender=sender,
-                        receiver=receiver,
-                        alone=False,
-                    )
-                    for sender, receiver in ends
-                ],
-            )
+            both = self.send, self.receive
+            self.launch = moves.messages(0, [(*both, *pair) for pair in ends])
             return
-        splits = kind == "all_to_all"
+        splits = [part] * ranks if kind == "all_to_all" else []
+        root = ROOT if kind in ROOTED else -1
         self.launch = moves.bind(
-            *(kind, 0, self.send, self.receive),
-            cells[rank].tolist() if splits else (),
-            cells[:, rank].tolist() if splits else (),
-            sender=ROOT if kind in ("broadcast", "scatter") else -1,
-            receiver=ROOT if kind in ("reduce", "gather") else -1,
+            *(kind, 0, self.send, self.receive, splits, splits), root=root
         )
 
     def _empty(self, count: int) -> torch.Tensor:
@@ -106,7 +88,7 @@ class Measurement:
     # ---- check -----------------------------------------------------------------------
 
     def _arrivals(
-        self, kind: str, whole: int, part: int, cells: np.ndarray[Any, Any]
+        self, kind: str, whole: int, part: int
     ) -> list[tuple[Sequence[int], int, int]]:
         """List what arrives in order: who adds up, first element, elements."""
         rank, everyone = self.rank, range(self.ranks)
@@ -116,8 +98,7 @@ class Measurement:
             first = rank * part if kind == "reduce_scatter" else 0
             return [(everyone, first, len(self.receive))]
         if kind == "all_to_all":
-            before = cells[:, :rank].sum(axis=1).tolist()
-            return [([r], before[r], int(cells[r, rank])) for r in everyone]
+            return [([sender], rank * part, part) for sender in everyone]
         if kind in ("all_gather", "gather"):
             return [([sender], 0, part) for sender in everyone]
         if kind == "scatter":
@@ -174,11 +155,10 @@ class Measurement:
             return (time.perf_counter_ns() - begin) / max(1, times)
 
         repeat(sweep.warm_up)
-        slowest_ns = moves.most(repeat(sweep.iterations))
+        every = moves.gathered([repeat(sweep.iterations), wrong])
+        slowest_ns, wrong = float(every[:, 0].max()), int(every[:, 1].sum())
         kind, size = self.call
         wire = round(float(wire_bytes(kind, self.ranks, size)))
-        if kind == UNEVEN:
-            wire = uneven_bytes(sweep.scaled(size))[1]
         return {
             "collective": kind,
             "ranks": self.ranks,
@@ -192,7 +172,7 @@ class Measurement:
             "time_us": slowest_ns / 1e3,
             "algbw_gbs": size / slowest_ns,
             "busbw_gbs": wire / slowest_ns,
-            "wrong": int(moves.total(wrong)) if sweep.check else -1,
+            "wrong": wrong if sweep.check else -1,
         }
 
 
@@ -204,23 +184,20 @@ def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Result | None:
     MoetrafficError
         If the benchmark cannot start, or a rank failed.
     """
-    began_s, rank, ranks = time.monotonic(), rank_env.rank, rank_env.world
-    own().note("start-up", State.STARTING)
-    watchdog = Watchdog(
-        start_s=START_S, silence_s=sweep.silence_s, grace_s=sweep.timeout_s
-    )
-    torch.set_num_threads(1)
+    rank, ranks, _ = rank_env
     calls = sweep.calls(ranks)
-    watchdog.namer = lambda _, n: sweep.name(ranks, n)
-    meeting = Meeting(rank_env, START_S, began_s)
-    with reporting(meeting, watchdog.namer):
+    with meeting(
+        rank_env,
+        lambda _, n: sweep.name(ranks, n),
+        start_s=START_S,
+        silence_s=sweep.silence_s,
+        grace_s=sweep.timeout_s,
+    ) as met:
         settings = {"moetraffic": moetraffic.__version__, "settings": repr(sweep)}
-        nodes = meeting.handshake(settings, "", lambda: np.zeros(0, np.int64), str)
+        nodes = met.handshake(settings)
         moves = Transport(sweep.backend)
         with backend_errors(rank, "the rendezvous"):
-            moves.start(
-                rank_env, (tuple(range(ranks)),), sweep.timeout_s, meeting.store
-            )
+            moves.start(rank_env, (tuple(range(ranks)),), sweep.timeout_s, met.store)
         own().note("", State.READY, total=len(calls))
         rows = []
         for number, call in enumerate(calls):
@@ -229,23 +206,13 @@ def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Result | None:
             own().note(done=number + 1)
         stack = stack_rows(sweep.backend, moves.device)
         moves.stop()
-    watchdog.stop()
-    own().note(state=State.DONE)
     return None if rank else bench_result(sweep, rows, nodes, stack)
 
 
-def main() -> None:
-    """Be a rank: read the settings, and write the result on rank 0."""
-    settings, output = map(Path, sys.argv[1:])
-    rank_env = current_rank()
-    assert rank_env is not None
-    values = json.loads(settings.read_text())
-    values["matrix"] = tuple(map(tuple, values["matrix"]))
-    sweep = Sweep(**values)
-    result = run_to_exit(lambda: run_rank(sweep, rank_env), rank_env)
-    if result is not None:
-        write_result(output, result)
+def run(settings: str, rank_env: RankEnvironment) -> Result | None:
+    """Run a rank of :func:`moetraffic.replay.run.start_ranks`."""
+    return run_rank(Sweep(**json.loads(settings)), rank_env)
 
 
 if __name__ == "__main__":
-    main()
+    rank_result(sys.argv[1], sys.argv[2], run)

@@ -8,18 +8,16 @@ a size is rounded down to whole elements per rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-
-from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
-from moetraffic.patterns.collectives import COLLECTIVES, UNEVEN, uneven_bytes
+from moetraffic.patterns.collectives import COLLECTIVES, UNEVEN
 from moetraffic.spelling import check_choice
 from moetraffic.units import message_size
 
 DTYPES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
 """Size in bytes of the element types in which the check is exact."""
+
+MEASURED = tuple(name for name in COLLECTIVES if name != UNEVEN)
 
 DIVIDED = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 """Collectives whose size is divided among the ranks."""
@@ -46,18 +44,11 @@ class Sweep:
     dtype: str = "float32"
     backend: str = "gloo"
     timeout_s: float = 60.0
-    matrix: tuple[tuple[int, ...], ...] = ()  # bytes, of an uneven all-to-all
 
     def __post_init__(self) -> None:
         for name in self.collectives:
-            check_choice("a collective", name, COLLECTIVES, ReplayError)
+            check_choice("a collective", name, MEASURED, ReplayError)
         check_choice("an element type", self.dtype, DTYPES, ReplayError)
-        if (UNEVEN in self.collectives) != bool(self.matrix):
-            raise ReplayError(
-                f"{UNEVEN} and a matrix belong together, but there is "
-                f"{'only a' if self.matrix else 'no'} matrix: give --matrix with "
-                f"{UNEVEN}"
-            )
 
     @property
     def silence_s(self) -> float:
@@ -81,18 +72,12 @@ class Sweep:
         Raises
         ------
         ReplayError
-            If there is only one rank, no size is large enough, or the matrix has a
-            different number of ranks.
+            If there is only one rank, or no size is large enough.
         """
         if ranks < 2:
             raise ReplayError(
                 f"collectives need 2 ranks or more, but there is {ranks}: give "
                 "--nproc 2"
-            )
-        if self.matrix and len(self.matrix) != ranks:
-            raise ReplayError(
-                f"the matrix is of {len(self.matrix)} ranks, but {ranks} are to be "
-                f"started: give --nproc {len(self.matrix)}"
             )
         calls: list[Timed] = []
         for name in self.collectives:
@@ -107,23 +92,9 @@ class Sweep:
 
     def rounded(self, collective: str, ranks: int) -> list[int]:
         """Round sizes down to whole elements per rank, without zero and repetitions."""
-        if collective == UNEVEN:
-            sizes = self.sizes or (uneven_bytes(self.matrix)[0],)
-            made = [uneven_bytes(self.scaled(size))[0] for size in sizes]
-        else:
-            unit = self.element_bytes * (ranks if collective in DIVIDED else 1)
-            made = [size // unit * unit for size in self.sizes]
+        unit = self.element_bytes * (ranks if collective in DIVIDED else 1)
+        made = [size // unit * unit for size in self.sizes]
         return list(dict.fromkeys(filter(None, made)))
-
-    def scaled(self, size: int) -> Int64:
-        """Scale the byte matrix so that its largest row or column sum is ``size``.
-
-        Entries are whole elements, so the sum may be slightly smaller.
-        """
-        cells = np.array(self.matrix, np.float64)
-        largest = max(cells.sum(axis=0).max(), cells.sum(axis=1).max())
-        elements = np.floor(cells * (size / largest) / self.element_bytes + 1e-9)
-        return np.asarray(elements, np.int64) * self.element_bytes
 
 
 def size_range(begin: str, end: str, factor: float) -> tuple[int, ...]:
@@ -154,38 +125,3 @@ def size_range(begin: str, end: str, factor: float) -> tuple[int, ...]:
                 "there are more: raise -f"
             )
     return tuple(sizes)
-
-
-def read_matrix(path: Path) -> tuple[tuple[int, ...], ...]:
-    """Read bytes between ranks, of which rows send: of a CSV, or of a trace.
-
-    A trace, a file that is no ``.csv``, has the bytes of all its all-to-alls in its
-    first iteration.
-
-    Raises
-    ------
-    MoetrafficError
-        If it is no square matrix of bytes.
-    """
-    if path.suffix == ".csv":
-        try:
-            cells = np.loadtxt(path, delimiter=",", ndmin=2)
-        except (OSError, ValueError) as error:
-            raise ReplayError(
-                f"{path} cannot be read as a CSV of numbers ({error}): give n rows of "
-                "n byte counts"
-            ) from None
-    else:
-        from moetraffic.analysis.times.traffic import world_matrices
-        from moetraffic.trace.trace import Trace
-
-        with Trace.open(path) as trace:
-            first = trace.steps.iteration[:1].tolist()
-            cells = world_matrices(trace, first, operations=("all_to_all",))[0]
-    square = len(cells) == cells.shape[1] > 1
-    if not (square and (cells >= 0).all() and (cells % 1 == 0).all() and cells.any()):
-        raise ReplayError(
-            f"{path} is no matrix of bytes: give n rows of n whole numbers of 0 or "
-            "more, rows send, columns receive"
-        )
-    return tuple(tuple(map(int, row)) for row in cells)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from .operations import Plan
     from .program import Program
 
-MAX_PAIRS = 1000
 SMALLEST_BYTES = 8
 """Bytes of each member's share in the smallest operation: of every element type a
 whole number.  Backends discard empty operations."""
@@ -291,24 +290,6 @@ def follow(plan: Plan, order: Int64, after: Int64) -> Int64:
 # ---- passes of a comparison --------------------------------------------------------
 
 
-def pass_order(pairs: int) -> tuple[bool, ...]:
-    """Return the order of replay passes; true marks one with background traffic.
-
-    Examples
-    --------
-    >>> pass_order(2)
-    (True, False, False, True)
-    """
-    if not 2 <= pairs <= MAX_PAIRS:
-        raise ReplayError(
-            f"an interval needs 2 to {MAX_PAIRS} pairs of passes, but --pairs is "
-            f"{pairs}: change it"
-        )
-    return tuple(
-        beside for pair in range(pairs) for beside in (pair % 2 == 0, pair % 2 == 1)
-    )
-
-
 def check_comparable(plan: Plan) -> None:
     """Check that a plan has expert exchanges and other traffic to compare them with."""
     beside = plan.stream != 0
@@ -359,5 +340,6 @@ def smallest(plan: Plan, program: Program) -> Program:
         split = name in ("reduce_scatter", "scatter")
         size = SMALLEST_BYTES * (width[rows] if split else np.ones_like(width[rows]))
         ends = plan.sender[calls], plan.receiver[calls]
-        sizes[:, rows] = buffers(name, size, width[rows], program.rank, *ends)
+        small = buffers(name, size, width[rows], program.rank, *ends)
+        sizes[:, rows] = np.minimum(sizes[:, rows], small)
     return replace(program, send_size=sizes[0], receive_size=sizes[1])

@@ -12,8 +12,6 @@ so are rows and columns of matrices.
 from __future__ import annotations
 
 import hashlib
-import math
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Bool, Float64, Int8, Int32, Int64, UInt32
+from moetraffic.arrays import Bool, Float64, Int8, Int32, Int64
 from moetraffic.errors import ReplayError
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Site
 from moetraffic.trace.trace import Trace
@@ -96,7 +94,6 @@ class Plan:
     bottleneck_bytes: Int64  # [n] largest row or column sum without the diagonal
     largest_bytes: Int64  # [n] largest row or column sum
     rank_bytes: Int64  # [R] bytes that each rank sends, itself included
-    checksum: UInt32  # [n] CRC-32 of each operation's matrix, or of kind and size
     critical: Bool  # [n] whether an exchange waits for it; background traffic alone
     place: Float64  # [n] share of the iteration's exchanges before it; background alone
     begin_ns: int  # first captured issue on any rank; UNKNOWN_TIME if none is known
@@ -126,6 +123,18 @@ class Plan:
         message = self.kind == KINDS.index(MESSAGE)
         return np.asarray(np.where(message, ends, inside), bool)
 
+    def by_rank(self, values: Int64) -> Int64:
+        """Sum a value of operations ``[n]`` over those of each rank, ``[R]``."""
+        out = np.zeros(self.world, np.int64)
+        message = self.kind == KINDS.index(MESSAGE)
+        of_group = np.zeros(len(self.groups), np.int64)
+        np.add.at(of_group, self.group[~message], values[~message])
+        for ranks, value in zip(self.groups, of_group.tolist(), strict=True):
+            out[list(ranks)] += value
+        for ends in (self.sender, self.receiver):
+            np.add.at(out, ends[message], values[message])
+        return out
+
     def order(self, operations: Int64) -> Int64:
         """Sort operations into the order in which all ranks run them one by one.
 
@@ -133,24 +142,6 @@ class Plan:
         would deadlock or take the bytes of one operation for those of another.
         """
         return operations[np.lexsort((operations, self.iteration[operations]))]
-
-    def sampled(self, share: float) -> Bool:
-        """Draw operations whose bytes are verified, ``[n]``, the same on all ranks.
-
-        Of the m operations of each site ceil(share m), and the largest of each group:
-        every group, layer, phase and kind is in the sample.
-        """
-        drawn = np.zeros(len(self), bool)
-        order = np.argsort(self.site, kind="stable")
-        edges = np.flatnonzero(np.diff(self.site[order])) + 1
-        for same in np.split(order, edges) if len(order) else ():
-            random = np.random.default_rng([0, int(self.site[same[0]])])
-            count = math.ceil(share * len(same))
-            drawn[random.choice(same, count, replace=False, shuffle=False)] = True
-        for group in np.unique(self.group).tolist():
-            rows = np.flatnonzero(self.group == group)
-            drawn[rows[self.largest_bytes[rows].argmax()]] = True
-        return drawn
 
     def name(self, operation: int) -> str:
         """Return the name of an operation for messages, with iteration and layer."""
@@ -263,7 +254,6 @@ def operations(
         bottleneck_bytes=zeros[2],
         largest_bytes=zeros[3],
         rank_bytes=np.zeros(ranks, np.int64),
-        checksum=np.zeros(count, np.uint32),
         critical=with_background("critical", bool),
         place=with_background("place", np.float64),
         begin_ns=begin_ns,
@@ -271,10 +261,10 @@ def operations(
         digest="",
         left_out=left_out,
     )
-    _sum_exchanges(trace, plan)
+    _sum_exchanges(trace, plan, hashed)
     notes = _size_dense(trace, plan)
     _sum_dense(plan)
-    for name in ("iteration", "site", "size", "sender", "receiver", "checksum"):
+    for name in ("iteration", "site", "size", "sender", "receiver"):
         column = getattr(plan, name)
         hashed.update(column.astype(column.dtype.newbyteorder("<")).tobytes())
     return replace(plan, digest=hashed.hexdigest(), notes=notes)
@@ -377,16 +367,15 @@ def _selected(
         return calls[replayed], dict(left)
     when = trace.occurrences.iteration
     have = f"{int(when.min())} to {int(when.max())}" if len(when) else "none"
-    limits = [] if layers is None else [f"layers {sorted(layers)} of"]
-    if iterations is not None:
-        limits.append(f"iterations {iterations.start}:{iterations.stop} of")
     if left:
-        others = ", ".join(f"{count} {name}" for name, count in left.items())
-        have += f"; left out: {others}"
+        have += "; left out: " + ", ".join(f"{n} {name}" for name, n in left.items())
+    limits = ""
+    if iterations is not None:
+        limits = f"iterations {iterations.start}:{iterations.stop} of "
     raise ReplayError(
-        f"a replay needs at least one operation, but {' '.join([*limits, trace.name])} "
-        f"holds none (its iterations: {have}): choose others with --iterations, or "
-        "capture with the hook installed"
+        f"a replay needs at least one operation, but {limits}{trace.name} holds none "
+        f"(its iterations: {have}): choose others with --iterations, or capture with "
+        "the hook installed"
     )
 
 
@@ -398,26 +387,22 @@ def _read_times(trace: Trace, chosen: Int64, hashed: hashlib._Hash) -> tuple[int
     """
     late = np.iinfo(np.int64).max
     begin, timed = late, True
-    missing: list[int] = []
-    gone: tuple[int, list[int]] = late, []  # first operation, and the ranks it lacks
+    lacking: list[int] = []
     for rows in blocks(trace, chosen, BLOCK_CELLS):
         calls = chosen[rows]
         expected = takes_part(trace, calls)
-        lacking = ~trace.present(calls) & expected
-        for row in np.flatnonzero(lacking.any(axis=1)).tolist():
-            missing.append(int(calls[row]))
-            if calls[row] < gone[0]:
-                ranks = trace.members(calls[row : row + 1])[0][lacking[row]]
-                gone = int(calls[row]), ranks.tolist()
+        lacking += calls[(~trace.present(calls) & expected).any(axis=1)].tolist()
         issue, _, end = trace.times(calls)
         hashed.update(issue.astype("<i8").tobytes() + end.astype("<i8").tobytes())
         stamped = issue != UNKNOWN_TIME
         timed &= bool(stamped[expected].all())
         begin = min(begin, int(issue[stamped].min(initial=late)))
-    if not missing:
+    if not lacking:
         return (begin if begin < late else UNKNOWN_TIME), timed
+    call = np.array([min(lacking)])
+    gone = trace.members(call)[~trace.present(call) & takes_part(trace, call)]
     when = trace.occurrences.iteration
-    first, start = int(when[missing].min()), int(when[chosen].min())
+    first, start = int(when[lacking].min()), int(when[chosen].min())
     remedy = (
         f"replay what is complete with --iterations {start}:{first}"
         if first > start
@@ -425,8 +410,8 @@ def _read_times(trace: Trace, chosen: Int64, hashed: hashlib._Hash) -> tuple[int
     )
     raise ReplayError(
         "a replay needs every member of an operation, but "
-        f"{len(missing)} of {len(chosen)} lack one (rank "
-        f"{', '.join(map(str, gone[1]))} in iteration {int(when[gone[0]])}): {remedy}, "
+        f"{len(lacking)} of {len(chosen)} lack one (rank "
+        f"{', '.join(map(str, gone))} in iteration {int(when[call[0]])}): {remedy}, "
         "or have gaps filled with --complete-missing"
     )
 
@@ -434,12 +419,12 @@ def _read_times(trace: Trace, chosen: Int64, hashed: hashlib._Hash) -> tuple[int
 # ---- bytes -----------------------------------------------------------------------
 
 
-def _sum_exchanges(trace: Trace, plan: Plan) -> None:
-    """Set byte sums and checksums of all-to-alls, and add what each rank sends."""
+def _sum_exchanges(trace: Trace, plan: Plan, hashed: hashlib._Hash) -> None:
+    """Set byte sums of all-to-alls, hash their bytes, add what each rank sends."""
     for rows, members, wire in matrices.exchange_matrices(trace, plan):
         sends, receives = wire.sum(axis=2), wire.sum(axis=1)
         local = np.diagonal(wire, axis1=1, axis2=2)
-        plan.checksum[rows] = [zlib.crc32(matrix.data) for matrix in wire]
+        hashed.update(wire.astype("<i8").tobytes())
         plan.size[rows] = plan.total_bytes[rows] = sends.sum(axis=1)
         plan.network_bytes[rows] = (sends - local).sum(axis=1)
         plan.bottleneck_bytes[rows] = np.maximum(sends - local, receives - local).max(1)
@@ -451,15 +436,13 @@ def _size_dense(trace: Trace, plan: Plan) -> tuple[str, ...]:
     """Set the size S of captured dense operations; return a note on padded gathers."""
     from moetraffic.patterns.collectives import sizes
 
-    captured = plan.occurrence >= 0
-    dense = np.flatnonzero(captured & (plan.kind != KINDS.index(ALL_TO_ALL)))
     unequal = more = 0
-    for block in blocks(trace, plan.occurrence[dense], BLOCK_CELLS):
-        for number in np.unique(plan.kind[dense[block]]).tolist():
-            kind = KINDS[number]
-            rows = dense[block][plan.kind[dense[block]] == number]
-            if kind == "barrier":
-                continue
+    for number, kind in enumerate(KINDS):
+        dense = np.flatnonzero((plan.kind == number) & (plan.occurrence >= 0))
+        if kind in (ALL_TO_ALL, "barrier"):
+            continue
+        for block in blocks(trace, plan.occurrence[dense], BLOCK_CELLS):
+            rows = dense[block]
             nbytes = trace.volume(plan.occurrence[rows])
             plan.size[rows] = sizes(kind, nbytes)
             if kind in ("all_gather", "gather"):
@@ -475,37 +458,30 @@ def _size_dense(trace: Trace, plan: Plan) -> tuple[str, ...]:
 
 
 def _sum_dense(plan: Plan) -> None:
-    """Set byte sums and checksums of dense operations, and add what each rank sends."""
+    """Set byte sums of dense operations, and add what each rank sends."""
     from moetraffic.patterns.collectives import traffic_bytes
 
-    dense = np.flatnonzero(plan.kind != KINDS.index(ALL_TO_ALL))
-    columns = (plan.kind, plan.size, plan.sender, plan.receiver, plan.group)
-    keys = np.stack([c[dense].astype("<i8") for c in columns], axis=1)
-    unique, which = np.unique(keys, axis=0, return_inverse=True)
-    same = matrices.split_by(which.reshape(-1), len(unique))
-    for key, places in zip(unique, same, strict=True):
-        kind, size, sender, receiver, group = key.tolist()
-        name, members = KINDS[kind], np.array(plan.groups[group], np.int64)
-        network, busiest, largest = (
-            int(value)
-            for value in np.ravel(
-                traffic_bytes(
-                    name,
-                    np.array([size]),
-                    np.array([len(members)]),
-                    np.array([sender == receiver]),
-                )
-            )
+    for number in sorted(set(plan.kind.tolist()) - {KINDS.index(ALL_TO_ALL)}):
+        rows, kind = np.flatnonzero(plan.kind == number), KINDS[number]
+        size, sender, receiver = (
+            values[rows].astype(np.int64)
+            for values in (plan.size, plan.sender, plan.receiver)
         )
-        rows, times = dense[places], len(places)
-        plan.checksum[rows] = zlib.crc32(key[:4].tobytes())
+        network, plan.bottleneck_bytes[rows], plan.largest_bytes[rows] = traffic_bytes(
+            kind, size, plan.width[rows], sender == receiver
+        )
         plan.total_bytes[rows] = plan.network_bytes[rows] = network
-        plan.bottleneck_bytes[rows], plan.largest_bytes[rows] = busiest, largest
-        if sender >= 0 and name != "broadcast":
-            plan.rank_bytes[sender] += times * network
-        elif name == "gather":
-            plan.rank_bytes[members[members != receiver]] += times * size
-        else:  # the ring, in which all send as much
-            share, rest = divmod(times * network, len(members))
+        if kind in ("send_recv", "scatter"):
+            np.add.at(plan.rank_bytes, sender, network)
+            continue
+        if kind == "gather":  # all but the receiver send S
+            np.subtract.at(plan.rank_bytes, receiver, size)
+            network = size * plan.width[rows]
+        of_group = np.zeros(len(plan.groups), np.int64)
+        np.add.at(of_group, plan.group[rows], network)
+        for group in np.flatnonzero(of_group).tolist():
+            # the ring, in which all send as much
+            members = np.array(plan.groups[group], np.int64)
+            share, rest = divmod(int(of_group[group]), len(members))
             plan.rank_bytes[members] += share
             plan.rank_bytes[members[:rest]] += 1

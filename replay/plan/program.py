@@ -113,6 +113,16 @@ class Timing:
         """Beginning of the transfer, ``[N]``: with the call."""
         return self.issue
 
+    def columns(self) -> Int64:
+        """Return all of it as ``[N, 4]``."""
+        return np.stack([self.operation, self.issue, self.end, self.due], axis=1)
+
+    @classmethod
+    def of(cls, columns: Int64) -> Timing:
+        """Return the timing that :meth:`columns` gave."""
+        operation, issue, end, due = columns.T
+        return cls(operation=operation, issue=issue, end=end, due=due)
+
 
 def program(trace: Trace, plan: Plan, rank: int) -> Program:
     """Make the program of one rank; see :func:`programs`."""

@@ -89,39 +89,22 @@ def operation_rows(plan: Plan, runs: Sequence[Durations], shown: int) -> list[Ro
 
 
 def ratio_rows(
-    plan: Plan, runs: Sequence[Durations], baselines: Mapping[str, Baseline]
+    plan: Plan,
+    runs: Sequence[Durations],
+    baselines: Mapping[str, Baseline],
+    bound_s: float = math.nan,
 ) -> list[Row]:
-    """List the ratios of the parts' times to those of baselines, by name."""
+    """List the ratios of the parts' times to those of baselines, by name.
+
+    And of the passes to their lower bound ``bound_s``; NaN: unknown.
+    """
     rows = []
     for by, label, at in parts(plan):
         for name, (field, values) in baselines.items():
             pairs = [(values, getattr(run, field)) for run in runs]
             rows.append(_ratio_row(by, label, name, over_runs(plan, at, pairs), runs))
-    return [row for row in rows if not math.isnan(row["ratio"])]
-
-
-def pass_rows(
-    runs: Sequence[Durations], captured_s: Mapping[int, float], bound_s: float
-) -> list[Row]:
-    """List the ratios of iterations to captured ones, and of passes to their bound.
-
-    ``captured_s`` is the wall time of captured iterations, ``bound_s`` the lower bound
-    of a pass; NaN: unknown.
-    """
-    found = {"bound": mean_of_runs([run.pass_s / bound_s for run in runs])}
-    if captured_s:
-        before = np.array([captured_s.get(i, math.nan) for i in runs[0].iteration])
-        known = np.isfinite(before) & np.isfinite([run.wall_s for run in runs]).all(0)
-        walls = [run.wall_s[known] for run in runs]
-        found["captured"] = (
-            ratio(before[known], walls[0])
-            if len(runs) == 1
-            else mean_of_runs([wall.sum() / before[known].sum() for wall in walls])
-        )
-    rows = [
-        _ratio_row("pass" if name == "bound" else "iteration", "", name, value, runs)
-        for name, value in found.items()
-    ]
+    of_pass = mean_of_runs([run.pass_s / bound_s for run in runs])
+    rows.append(_ratio_row("pass", "", "bound", of_pass, runs))
     return [row for row in rows if not math.isnan(row["ratio"])]
 
 
@@ -175,47 +158,27 @@ def captured_times(trace: Trace, plan: Plan) -> tuple[Float64, Float64]:
 # ---- schedule, and background traffic ------------------------------------------------
 
 
-def punctuality(times: Times, *, absolute: bool = False) -> Row:
+def punctuality(times: Times) -> list[Row]:
     """Compute the deviation of issue times from their due times, over all ranks.
 
-    Where due times are *absolute* (pace ``open-loop``), the schedule of a rank lasts
-    from its first to its last due time.  Otherwise an operation is due a gap after the
-    end of another: a slow network delays due times, and the length of the schedule is
-    the duration on the rank minus its errors, which add up.  Empty if nothing is due.
+    Empty if nothing is due.
     """
-    errors = list[Int64]()
-    behind, longest = (-math.inf, -1), (-math.inf, math.nan, math.nan)
-    for rank, timing in sorted(times.items()):
-        due = timing.due != UNKNOWN_TIME
-        if not due.any():
-            continue
-        issue, error = timing.issue[due], timing.issue[due] - timing.due[due]
-        errors.append(error)
-        behind = max(behind, (float(error[-1]) / 1e9, rank))
-        took = float(np.ptp(issue)) / 1e9
-        # the error of the first operation does not lengthen the replay
-        schedule = took - float(error[1:].sum()) / 1e9
-        if absolute:
-            schedule = float(np.ptp(timing.due[due])) / 1e9
-        if schedule > 0:
-            longest = max(longest, (took / schedule - 1, schedule, took))
-    if not errors:
-        return {}
-    error_s = np.concatenate(errors) / 1e9
+    errors = [(t.issue - t.due)[t.due != UNKNOWN_TIME] for t in times.values()]
+    error_s = np.concatenate([np.zeros(0), *errors]) / 1e9
+    if not len(error_s):
+        return []
     p50, p90, p99, most = np.percentile(np.abs(error_s), [50, 90, 99, 100]).tolist()
-    return {
-        "calls": len(error_s),
-        "error_p50": p50,
-        "error_p90": p90,
-        "error_p99": p99,
-        "error_max": most,
-        "error_mean": float(error_s.mean()),
-        "late_calls": int((error_s > LATE_S).sum()),
-        "behind": behind[0],
-        "behind_rank": behind[1],
-        "schedule": longest[1],
-        "took": longest[2],
-    }
+    return [
+        {
+            "calls": len(error_s),
+            "error_p50": p50,
+            "error_p90": p90,
+            "error_p99": p99,
+            "error_max": most,
+            "error_mean": float(error_s.mean()),
+            "late_calls": int((error_s > LATE_S).sum()),
+        }
+    ]
 
 
 def slowdown_rows(plan: Plan, trials: Sequence[Sequence[Float64]]) -> list[Row]:

@@ -29,7 +29,7 @@ from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.replay.plan.operations import KINDS, Plan
 from moetraffic.replay.plan.program import Timing
 from moetraffic.trace.clock import to_common
-from moetraffic.trace.model import ALL_TO_ALL, CLOCK
+from moetraffic.trace.model import CLOCK
 
 Times = Mapping[int, Timing]
 """Times of the operations of every rank, on its own clock."""
@@ -161,8 +161,7 @@ def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:
     """Yield subsets of a plan's operations: attribute, value and indices ``[k]``.
 
     First all operations; then by operation, stream (if there are several), phase and
-    layer; then the all-to-alls without a phase, where others have one, with their
-    labels.  Start-up operations, such as broadcasts of parameters, are in none of
+    layer.  Start-up operations, such as broadcasts of parameters, are in none of
     these, but in a subset of their own.
     """
     usual = ~start_up(plan)
@@ -179,10 +178,5 @@ def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:
         present = set(values[usual].tolist()) - {""}
         for name in dict.fromkeys(n for n in names if n in present):
             yield by, name, np.flatnonzero((values == name) & usual)
-    bare = np.array([s.operation == ALL_TO_ALL and not s.phase for s in sites], bool)
-    rows = np.flatnonzero(bare[plan.site] & usual)
-    if len(rows) and any(s.phase for s in sites):
-        labels = dict.fromkeys(sites[n].label for n in np.unique(plan.site[rows]))
-        yield "without a phase", ", ".join(filter(None, labels)), rows
     if not usual.all():
         yield "start-up", "", np.flatnonzero(~usual)

@@ -24,38 +24,28 @@ BUSY = 0.1
 STAT = Path("/proc/stat")
 
 
-class LoadMeter:
-    """Measures CPU time of this host and of this process from its construction on."""
-
-    def __init__(self) -> None:
-        self._began = self._now()
-
-    @staticmethod
-    def _now() -> tuple[float, float, float]:
-        try:
-            words = STAT.read_text().split(maxsplit=4)[1:4]  # user, nice, system
-            host = sum(map(int, words)) / os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError):  # another system: the load is unknown
-            host = math.nan
-        return time.monotonic(), host, time.process_time()
-
-    def read(self) -> Float64:
-        """Return elapsed time, CPU time of the host and of this process, ``[3]`` s."""
-        return np.subtract(self._now(), self._began)
+def reading() -> Float64:
+    """Return elapsed time, CPU time of the host and of this process, ``[3]`` s."""
+    try:
+        words = STAT.read_text().split(maxsplit=4)[1:4]  # user, nice, system
+        host = sum(map(int, words)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):  # another system: the load is unknown
+        host = math.nan
+    return np.array([time.monotonic(), host, time.process_time()])
 
 
 def load_rows(nodes: Sequence[str], meters: Float64) -> list[dict[str, Any]]:
     """List the processors of each host, and how many of them other processes used.
 
-    ``nodes`` ``[R]`` is the host of each rank, ``meters`` ``[R, 3]`` are readings of
-    :class:`LoadMeter`.  Hosts of unknown load are left out; all are taken to have as
-    many processors as this one.
+    ``nodes`` ``[R]`` is the host of each rank, ``meters`` ``[R, 3]`` are differences of
+    two readings.  Hosts of unknown load are left out; all are taken to have as many
+    processors as this one.
     """
     rows = []
     for node in dict.fromkeys(nodes):
-        mine = meters[[n == node for n in nodes]]
-        elapsed, busy, _ = mine.mean(axis=0).tolist()
-        others = (busy - float(mine[:, 2].sum())) / elapsed if elapsed > 0 else 0.0
+        of_host = meters[[n == node for n in nodes]]
+        elapsed, busy, _ = of_host.mean(axis=0).tolist()
+        others = (busy - float(of_host[:, 2].sum())) / elapsed
         if math.isfinite(others):
             cores = os.cpu_count() or 1
             rows.append({"host": node, "cores": cores, "others": max(0.0, others)})
@@ -69,9 +59,9 @@ def busy(row: Mapping[str, Any]) -> bool:
 
 def load_now(seconds: float = 0.25) -> str:
     """Return a warning if this host is busy, measured for a moment; "" if not."""
-    meter = LoadMeter()
+    before = reading()
     time.sleep(seconds)
-    rows = load_rows([""], meter.read()[None])
+    rows = load_rows([""], (reading() - before)[None])
     if not (rows and busy(rows[0])):
         return ""
     others, cores = rows[0]["others"], rows[0]["cores"]

@@ -16,15 +16,19 @@ rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moetraffic.analysis.times.runs import mean_of_runs
 from moetraffic.arrays import Float64, Int64
+from moetraffic.launch.board import own
 from moetraffic.replay.plan.operations import Plan
 from moetraffic.units import byte_rate, three_digits
+
+if TYPE_CHECKING:
+    from moetraffic.replay.transport import Transport
 
 SLOW = 0.8
 """Share of the other ranks' median rate below which a port is slow."""
@@ -38,10 +42,6 @@ LEAP = 1.5
 REPETITIONS, SHIFTS = 5, 4
 LEAST, MOST = 1 << 16, 1 << 28
 """Bytes of the first size that is tried, and of the largest."""
-
-Exchange = Callable[[Int64, Int64], float]
-"""Runs an all-to-all, whose bytes to and from each rank ``[R]`` are given, when all
-ranks are ready; returns this rank's time, s."""
 
 
 def destinations(nodes: Sequence[str]) -> Int64:
@@ -72,36 +72,29 @@ def destinations(nodes: Sequence[str]) -> Int64:
     return np.array(rounds)
 
 
-def measure_ports(
-    rank: int,
-    nodes: Sequence[str],
-    exchange: Exchange,
-    gather: Callable[[Float64], Float64],
-) -> list[dict[str, Any]]:
-    """Measure all ports; every rank does it at the same time.
-
-    ``gather`` returns the values ``[k]`` of all ranks, ``[R, k]``, on each of them.
-    """
-    shifts = destinations(nodes)
+def measure_ports(moves: Transport, nodes: Sequence[str]) -> list[dict[str, Any]]:
+    """Measure all ports; every rank does it at the same time."""
+    rank, shifts = moves.rank, destinations(nodes)
 
     def timed(shift: Int64, size: int) -> float:
         sends, receives = np.zeros((2, len(nodes)), np.int64)
         if shift[rank] >= 0:
             sends[shift[rank]] = size
         receives[np.flatnonzero(shift == rank)] = size
-        return exchange(sends, receives)
+        own().note()
+        return moves.exchange(sends, receives)
 
     def slowest(size: int) -> float:
-        return float(gather(np.array([timed(s, size) for s in shifts])).max())
+        return float(moves.gathered([timed(s, size) for s in shifts]).max())
 
     size = LEAST
     while (took := slowest(size)) < LONG_S / 4 and size < MOST:
         size *= 2
     size = int(min(MOST, max(LEAST, size * LONG_S / took)))
     sizes = size // 4, size
-    own = [[[timed(s, n) for n in sizes] for _ in range(REPETITIONS)] for s in shifts]
+    took_s = [timed(s, n) for s in shifts for _ in range(REPETITIONS) for n in sizes]
     shape = (len(nodes), len(shifts), REPETITIONS, 2)
-    every = gather(np.array(own).reshape(-1)).reshape(shape)
+    every = moves.gathered(took_s).reshape(shape)
     return port_rows(nodes, shifts, sizes, np.moveaxis(every, 0, -1))
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.times.completion import completion, wall_times
 from moetraffic.arrays import Float64
 from moetraffic.replay.plan.matrices import operation_matrices
 from moetraffic.replay.plan.operations import KINDS, Plan
@@ -21,7 +20,6 @@ from .comparison import (
     captured_times,
     median_run,
     operation_rows,
-    pass_rows,
     punctuality,
     ratio_rows,
     slowdown_rows,
@@ -110,19 +108,11 @@ def conclude(
     if ports:
         limits = port_bounds_s(plan, operation_matrices(trace, plan), ports)
         baselines["ports"] = "transfer_s", limits
-    walls: dict[int, float] = {}
-    if not options.scaling:
-        calls = completion(trace, kind=None)
-        when, took = wall_times(
-            trace, calls[np.isin(calls["occurrence"], plan.occurrence)]
-        )
-        walls = dict(zip(when.tolist(), took.tolist(), strict=True))
     if options.pace.timed:
         whole = float("nan")  # gaps are no time of the network
     # ---- tables ----------------------------------------------------------------------
     operations = operation_rows(plan, measured, shown)
-    ratios = ratio_rows(plan, measured, baselines) + pass_rows(measured, walls, whole)
-    late = punctuality(runs[shown], absolute=options.pace.absolute)
+    ratios = ratio_rows(plan, measured, baselines, whole)
     passes = [
         [durations(plan, times, clocks, nodes).transfer_s for times in trial]
         for trial in trials
@@ -133,17 +123,11 @@ def conclude(
         "ratios": ratios,
         "ranks": rank_rows(plan, own, nodes),
         "ports": list(ports),
-        "schedule": [late] if late else [],
+        "schedule": punctuality(runs[shown]),
         "background": slowdown_rows(plan, passes) if passes else [],
         "stack": [dict(row) for row in stack],
         "load": load,
     }
-    if stated and below_bound(ratios):
-        stated = False
-        doubts.append(
-            f"transfers are shorter than the lower bound of {described_as}: the "
-            "network is faster"
-        )
     number = np.bincount(plan.kind, minlength=len(KINDS)).tolist()
     data = {
         "source": plan.source,
@@ -157,7 +141,7 @@ def conclude(
         "last_iteration": int(plan.iteration.max()),
         "operations": {k: n for k, n in zip(KINDS, number, strict=True) if n},
         "left_out": dict(plan.left_out),
-        "verified": options.verified,
+        "verified": options.verify,
         "runs": len(runs),
         "shown_run": shown,
         "trials": len(trials),
@@ -199,13 +183,3 @@ def rank_rows(plan: Plan, own: Durations, nodes: Sequence[str]) -> list[dict[str
             )
         )
     ]
-
-
-def below_bound(ratios: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a time of all-to-alls, or of a pass, is below its lower bound."""
-    return any(
-        row["baseline"] == "bound"
-        and (row["by"] == "pass" or row["label"] == "all_to_all")
-        and (row["ratio_high"] if row["ratio_high"] > 0 else row["ratio"]) < 1
-        for row in ratios
-    )

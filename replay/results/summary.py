@@ -184,9 +184,7 @@ def _rate(data: Row, tables: Mapping[str, Sequence[Row]]) -> str:
 
 def _moved(data: Row, tables: Mapping[str, Sequence[Row]]) -> str:
     """State verification, duration, ratio to the pass's bound, and the last rank."""
-    verified = data["verified"]
-    number = data["iterations"]
-    checked = VERIFIED.get(verified, f"every size, bytes of a {verified}")
+    number, checked = data["iterations"], VERIFIED[data["verified"]]
     text = (
         f"Verified: {checked}; {number:,} iteration{'s' * (number > 1)}, "
         f"{byte_size(data['bytes_between_ranks'])} between ranks, in "
@@ -233,9 +231,8 @@ def _schedule(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     (row,) = rows
-    behind = f"{duration(row['behind'])} behind" if row["behind"] > 0 else "on time"
     return (
         f"Calls were issued {duration(row['error_p50'])} off their due times (median; "
         f"p99 {duration(row['error_p99'])}), {row['late_calls']:,} of {row['calls']:,} "
-        f"more than {duration(LATE_S)} late; rank {row['behind_rank']} ended {behind}."
+        f"more than {duration(LATE_S)} late."
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from moetraffic.launch.blame import process_state
+from moetraffic.launch.board import State
 from moetraffic.launch.environment import RankEnvironment
 from moetraffic.launch.ranks import launch
 
@@ -215,7 +216,8 @@ def test_a_module_that_does_not_exist_is_named():
 
 def test_an_error_in_the_callers_code_leaves_no_rank(run, tmp_path):
     def fail(rows) -> None:
-        raise LookupError(int(rows["state"][0]))
+        if rows["state"][0] == State.READY:
+            raise LookupError("in the caller")
 
     with pytest.raises(LookupError):
         run("up(); time.sleep(60)", ranks=1, on_rows=fail)

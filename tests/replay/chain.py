@@ -18,7 +18,6 @@ from torch.distributed import PrefixStore
 from moetraffic.errors import ReplayError
 from moetraffic.launch.board import State, own
 from moetraffic.launch.environment import RankEnvironment, current_rank
-from moetraffic.replay import clocks
 from moetraffic.replay.agree import Meeting
 from moetraffic.replay.failure import (
     Watchdog,
@@ -69,7 +68,7 @@ def chain(rank_env: RankEnvironment, fault: str, struck: bool, start_s: float) -
     began_s = time.monotonic()
     row.note("the rendezvous", State.STARTING)
     if not row.supervised:
-        Watchdog(start_s=2 * start_s, silence_s=6.0, grace_s=6.0).namer = name
+        Watchdog(name, start_s=2 * start_s, silence_s=6.0, grace_s=6.0)
     if struck and fault == "absent":
         os._exit(0)
     meeting = Meeting(rank_env, start_s, began_s)
@@ -77,15 +76,12 @@ def chain(rank_env: RankEnvironment, fault: str, struck: bool, start_s: float) -
         row.note("start-up")
         if struck and fault == "refused":
             raise ReplayError("there is no file gone.h5")
-        plan = np.arange(5) + (struck and fault == "plan") * np.array([0, 0, 0, 1, 1])
-        meeting.handshake(
-            {"version": "2" if struck and fault == "version" else "1"},
-            plan.tobytes().hex(),
-            lambda: plan,
-            lambda n: f"operation {n}",
-        )
+        settings = {"version": "1", "plan": "a"}
+        if struck and fault in settings:
+            settings[fault] = "2"
+        meeting.handshake(settings)
         free = 10 if struck and fault == "memory" else None
-        meeting.memory(100, free, "")
+        meeting.memory(100, free)
         dist.init_process_group(
             "gloo",
             store=PrefixStore("groups", meeting.store),
@@ -93,7 +89,7 @@ def chain(rank_env: RankEnvironment, fault: str, struck: bool, start_s: float) -
             world_size=rank_env.world,
             timeout=timedelta(seconds=2),
         )
-        knots = clocks.measure(meeting, "start")
+        knots = meeting.clocks("start")
         assert knots["rank"].tolist() == list(range(rank_env.world))[: len(knots)]
         tensor, counter = torch.ones(8), own().counter
         own().note("", State.READY)

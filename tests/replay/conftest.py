@@ -24,8 +24,7 @@ from moetraffic.launch.environment import FILE_STORE, PARENT, RankEnvironment
 from moetraffic.replay.options import Options
 from moetraffic.replay.plan.operations import Plan, operations
 from moetraffic.replay.plan.program import Program, Timing, programs
-from moetraffic.replay.rank import main
-from moetraffic.replay.run import replay
+from moetraffic.replay.run import main, replay
 from moetraffic.result import Result
 from moetraffic.trace.model import (
     Group,
@@ -234,7 +233,7 @@ def replay_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Resul
         trace: Path, fault: Callable[[int, Path], None] | None = None, **options: Any
     ) -> Result:
         def start(command: Sequence[str], environment: Mapping[str, str]) -> Child:
-            assert command[:2] == ["-m", "moetraffic.replay.rank"]
+            assert command[:2] == ["-m", "moetraffic.replay.run"]
 
             def work() -> None:
                 if fault is not None:

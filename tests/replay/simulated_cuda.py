@@ -1,4 +1,4 @@
-"""A CUDA device in virtual time: streams, events, launch queues and graphs.
+"""A CUDA device in virtual time: streams, events and launch queues.
 
 Its methods stand for those of ``torch.cuda``.  Everything that a stream is given
 before an event is recorded is known at that moment, so times follow at once:
@@ -8,8 +8,7 @@ before an event is recorded is known at that moment, so times follow at once:
 - an event has the time at which its stream reaches it;
 - an operation of a communicator runs on a stream of its own, after what the current
   stream held, as in torch's NCCL process group;
-- calls of the host take time, in which the device goes on;
-- inside a graph an external event is read and written, but is no dependency.
+- calls of the host take time, in which the device goes on.
 
 What an operation really took is in :attr:`SimulatedCuda.transfers`.
 """
@@ -17,9 +16,9 @@ What an operation really took is in :attr:`SimulatedCuda.transfers`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,20 +29,18 @@ LAUNCH_NS = 4_000  # host time of a launch, or of recording an event
 LATENCY_NS = 3_000  # from a launch to its begin on an idle stream
 OBSERVED_NS = 6_000  # from the end of an event to the host that waits for it
 CALL_NS = 60  # reading the clock
-PRODUCT_NS = 21_000  # a product of matrices of 2048 x 2048
 CYCLES_PER_NS = 1.755
 
 
 class Event:
-    def __init__(self, cuda: SimulatedCuda, external: bool) -> None:
-        self._cuda, self.external = cuda, external
+    def __init__(self, cuda: SimulatedCuda) -> None:
+        self._cuda = cuda
         self.at: int | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         (stream or self._cuda.current).record(self)
 
     def query(self) -> bool:
-        assert self._cuda.recording is None, "query during capture"
         self._cuda.now += CALL_NS
         return self.at is None or self.at <= self._cuda.now
 
@@ -63,57 +60,20 @@ class Stream:
         self._cuda, self.tail = cuda, 0
         cuda.streams.append(self)
 
-    def do(self, step: Callable[[int], None]) -> None:
-        """Run a step, given the earliest begin, or add it to a graph."""
-        if self._cuda.recording is not None:
-            self._cuda.recording.append(step)
-            return
+    def launched(self) -> int:
+        """Launch something; return the earliest begin."""
         self._cuda.now += LAUNCH_NS
-        step(self._cuda.now + LATENCY_NS)
+        return self._cuda.now + LATENCY_NS
 
     def record(self, event: Event) -> None:
-        def step(earliest: int) -> None:
-            self.tail = event.at = max(self.tail, earliest)
-
-        self.do(step)
+        self.tail = event.at = max(self.tail, self.launched())
 
     def wait_event(self, event: Event) -> None:
-        if self._cuda.recording is not None and event.external:
-            return  # a node that waits for the event as it was before the graph
-        if self._cuda.recording is None:
-            at = event.at or 0
-            self._cuda.now += CALL_NS
-            self.tail = max(self.tail, at)
-            return
-
-        def step(earliest: int) -> None:
-            self.tail = max(self.tail, event.at or 0)
-
-        self.do(step)
-
-    def wait_stream(self, other: Stream) -> None:
-        event = Event(self._cuda, external=False)
-        other.record(event)
-        self.wait_event(event)
+        self._cuda.now += CALL_NS
+        self.tail = max(self.tail, event.at or 0)
 
     def work(self, duration_ns: int) -> None:
-        def step(earliest: int) -> None:
-            self.tail = max(self.tail, earliest) + duration_ns
-
-        self.do(step)
-
-
-@dataclass
-class Graph:
-    """What ``torch.cuda.CUDAGraph`` is."""
-
-    cuda: SimulatedCuda
-    steps: list[Callable[[int], None]] = field(default_factory=list)
-
-    def replay(self) -> None:
-        self.cuda.now += LAUNCH_NS
-        for step in self.steps:
-            step(self.cuda.now + LATENCY_NS)
+        self.tail = max(self.tail, self.launched()) + duration_ns
 
 
 @dataclass
@@ -133,12 +93,9 @@ class SimulatedCuda:
     def __init__(self) -> None:
         self.now = 1_000_000_000
         self.streams: list[Stream] = []
-        self.recording: list[Callable[[int], None]] | None = None
         self.current = Stream(self)
         self.communicators: dict[int, Stream] = {}
         self.transfers: list[list[tuple[int, int, int]]] = []
-        self.slower = 1.0  # products, after a load that lasts
-        self.products = 0
 
     def communicate(self, group: int, numbers: Iterable[int], duration_ns: int) -> Work:
         """Start operations of a communicator together; times go to ``transfers``.
@@ -146,29 +103,20 @@ class SimulatedCuda:
         These are when the current stream reached it, its begin and its end.
         """
         comm = self.communicators.setdefault(group, Stream(self))
-        ready, end = Event(self, external=False), Event(self, external=False)
+        ready, end = Event(self), Event(self)
         self.current.record(ready)
         comm.wait_event(ready)
 
-        def step(earliest: int) -> None:
-            begin = max(comm.tail, earliest)
-            comm.tail = begin + duration_ns
-            for number in numbers:
-                self.transfers[number].append((ready.at or 0, begin, comm.tail))
-
-        comm.do(step)
+        begin = max(comm.tail, comm.launched())
+        comm.tail = begin + duration_ns
+        for number in numbers:
+            self.transfers[number].append((ready.at or 0, begin, comm.tail))
         comm.record(end)
         return Work(self, end)
-
-    def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        self.products += 1
-        slower = self.slower if self.products > 100 else 1.0
-        self.current.work(round(slower * PRODUCT_NS * (a.shape[0] / 2048) ** 3))
 
     # ---- what stands for torch.cuda and time ----------------------------------------
 
     def synchronize(self, device: Any = None) -> None:
-        assert self.recording is None, "synchronize during capture"
         self.now = max(self.now, *(s.tail for s in self.streams)) + OBSERVED_NS
 
     def clock(self) -> int:
@@ -185,41 +133,18 @@ class SimulatedCuda:
         self.current = before
 
     @contextmanager
-    def graph(self, graph: Graph, **_: Any) -> Iterator[None]:
-        self.recording = graph.steps
-        yield
-        self.recording = None
-        self.now += 3_000_000  # recording and instantiating
-
-    @contextmanager
     def device(self, _: Any) -> Iterator[None]:
         yield
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Stand for ``torch.cuda``, its tensors of matrix products, and the clock."""
+        """Stand for ``torch.cuda`` and the clock."""
         names: dict[str, Any] = {
             "Stream": lambda device: Stream(self),
-            "Event": lambda enable_timing=False, external=False: Event(self, external),
-            "CUDAGraph": lambda: Graph(self),
-            "current_stream": lambda device=None: self.current,
+            "Event": lambda enable_timing: Event(self),
             "_sleep": lambda cycles: self.current.work(round(cycles / CYCLES_PER_NS)),
-            **{n: getattr(self, n) for n in ("stream", "graph", "synchronize")},
-            "device": self.device,
+            **{n: getattr(self, n) for n in ("stream", "device", "synchronize")},
         }
         for name, stand_in in names.items():
             patch.setattr(torch.cuda, name, stand_in)
-        patch.setattr(torch, "empty", _on_host(torch.empty))
-        patch.setattr(torch, "mm", self.multiply)
         patch.setattr(time, "monotonic_ns", self.clock)
         patch.setattr(time, "sleep", self.sleep)
-
-
-def _on_host(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Create tensors that should be on the device without any memory."""
-
-    def create(*shape: Any, **options: Any) -> torch.Tensor:
-        if torch.device(options.get("device") or "cpu").type == "cuda":
-            options["device"] = "meta"
-        return make(*shape, **options)
-
-    return create

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
-import numpy as np
 import pytest
 import torch
 
-from moetraffic.analysis.times.traffic import world_matrices
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.bandwidth import read_table
-from moetraffic.patterns.collectives import COLLECTIVES, UNEVEN, wire_bytes
-from moetraffic.replay.bench import __main__ as bench
+from moetraffic.patterns.collectives import wire_bytes
 from moetraffic.replay.bench.__main__ import main
 from moetraffic.replay.bench.measure import Measurement, run_rank
-from moetraffic.replay.bench.sweep import Sweep, read_matrix, size_range
+from moetraffic.replay.bench.sweep import MEASURED, Sweep, size_range
 from moetraffic.replay.transport import Transport
-from moetraffic.trace import Trace
-
-MATRIX = ((400, 0, 4000), (80, 0, 0), (0, 12, 400))
 
 
 def everything(**more):
     return Sweep(
         **{
-            "collectives": tuple(COLLECTIVES),
+            "collectives": MEASURED,
             "sizes": (24, 5000),
             "warm_up": 1,
             "iterations": 2,
-            "matrix": MATRIX,
             "timeout_s": 30.0,
             **more,
         }
@@ -47,36 +39,11 @@ def test_sizes_are_whole_elements_a_rank_as_in_nccl_tests():
     assert asked.name(3, 4 + 3) == "all_reduce of 100 B"
 
 
-def test_a_matrix_is_scaled_to_the_size_in_whole_elements():
-    asked = everything(sizes=(480, 48000))
-    assert asked.scaled(4400).tolist() == [[400, 0, 4000], [80, 0, 0], [0, 12, 400]]
-    assert asked.rounded(UNEVEN, 3) == [476, 47996]
-    assert (asked.scaled(48000) % 4 == 0).all()
-    alone = everything(sizes=(), collectives=(UNEVEN,))
-    assert alone.rounded(UNEVEN, 3) == [4400]
-
-
-def test_a_trace_or_a_csv_gives_the_matrix(toy_file, tmp_path):
-    path = toy_file(world=3)
-    with Trace.open(path) as trace:
-        cells = world_matrices(trace, [0], operations=("all_to_all",))[0]
-    assert read_matrix(path) == tuple(map(tuple, cells.tolist()))
-    file = tmp_path / "matrix.csv"
-    np.savetxt(file, MATRIX, delimiter=",")
-    assert read_matrix(file) == MATRIX
-    for cells in ("0,1", "0,-1\n1,0", "0,0\n0,0", "0,0.5\n1,0", "nan,1\n1,0", "a,b"):
-        file.write_text(cells + "\n")
-        with pytest.raises(ReplayError, match="n rows of n"):
-            read_matrix(file)
-
-
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
         ({"collectives": ("sum",)}, "a collective is one of all_reduce"),
         ({"dtype": "float16"}, "an element type is one of float32"),
-        ({"matrix": ()}, "there is no matrix"),
-        ({"collectives": ("reduce",)}, "there is only a matrix"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, sentence):
@@ -96,7 +63,6 @@ def test_ranges_and_ranks_that_cannot_be_are_refused():
             size_range(begin, end, factor)
     for sweep, ranks, sentence in (
         (everything(), 1, "2 ranks or more"),
-        (everything(), 2, "give --nproc 3"),
         (everything(sizes=(4,)), 3, "raise -e"),
     ):
         with pytest.raises(ReplayError, match=sentence):
@@ -120,22 +86,15 @@ def test_every_collective_arrives_right_and_is_counted_by_its_convention(forked)
     for row in rows:
         assert row["wrong"] == 0, row
         assert row["time_us"] > 0
-        if row["collective"] != UNEVEN:
-            wire = wire_bytes(row["collective"], 3, row["size_bytes"])
-            assert row["wire_bytes"] == round(float(wire))
+        wire = wire_bytes(row["collective"], 3, row["size_bytes"])
+        assert row["wire_bytes"] == round(float(wire))
         ratio = row["busbw_gbs"] / row["algbw_gbs"]
         assert ratio == pytest.approx(row["wire_bytes"] / row["size_bytes"])
-    (*_, uneven) = (row for row in rows if row["collective"] == UNEVEN)
-    # the diagonal is on no wire: 4000 of the 4400 B that rank 0 has to send
-    ratio = uneven["wire_bytes"] / uneven["size_bytes"]
-    assert ratio == pytest.approx(10 / 11, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_wrong_elements_are_counted_on_the_rank_that_has_them(forked):
-    asked = everything(
-        collectives=tuple(c for c in COLLECTIVES if c != UNEVEN), matrix=()
-    )
+    asked = everything()
 
     def work(rank_env):
         gloo = Transport("gloo")
@@ -182,34 +141,6 @@ def test_the_command_starts_ranks_and_its_file_is_a_table(ending, tmp_path, caps
     # refused before any rank starts, and the file is kept
     assert main(["all_reduce", "-o", str(out)]) == 2
     assert main(["all_reduce", "-o", str(tmp_path / "bench.txt")]) == 2
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_nccl_is_refused_before_ranks_are_started(capsys):
-    assert main(["all_reduce", "-e", "8", "--backend", "nccl"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("moetraffic: the backend nccl needs a CUDA device")
-    assert said.count("\n") == 1
-
-
-def test_options_reach_the_ranks_and_a_busy_host_is_named(monkeypatch, capsys):
-    started = []
-
-    def start(module, settings, **more):
-        started.append((module, json.loads(settings), more["ranks"]))
-        raise ReplayError("ended")
-
-    monkeypatch.setattr(bench, "start_ranks", start)
-    monkeypatch.setattr(bench, "load_now", lambda: "this machine is busy")
-    asked = ["all", "-b", "32", "-e", "64", "-c", "2", "-d", "int64", "--nproc", "3"]
-    assert main(asked) == 2
-    assert "this machine is busy" in capsys.readouterr().err
-    ((module, settings, ranks),) = started
-    assert (module, ranks) == ("moetraffic.replay.bench.measure", 3)
-    names = tuple(name for name in COLLECTIVES if name != UNEVEN)
-    sweep = Sweep(collectives=names, sizes=(32, 64), check=2, dtype="int64")
-    assert settings == json.loads(json.dumps(asdict(sweep)))
-    assert main(["--nproc", "0"]) == 2
 
 
 @pytest.mark.gpu

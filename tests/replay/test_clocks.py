@@ -8,10 +8,9 @@ import numpy as np
 
 from moetraffic.capture import clock_offset
 from moetraffic.errors import ReplayError
-from moetraffic.replay import clocks
 from moetraffic.replay.agree import Meeting
 from moetraffic.trace.clock import to_common
-from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
+from moetraffic.trace.model import CLOCK
 
 AHEAD_NS = 3 * 10**9
 DRIFT = 0.05
@@ -20,7 +19,7 @@ DRIFT = 0.05
 
 def handshake(rank_env) -> Meeting:
     meeting = Meeting(rank_env, 20.0, time.monotonic())
-    meeting.handshake({}, "", lambda: None, str)
+    meeting.handshake({})
     return meeting
 
 
@@ -37,7 +36,7 @@ def test_offset_and_drift_of_a_host_are_found_within_their_error(forked, monkeyp
             monkeypatch.setattr(clock_offset, "identity", lambda: "another clock")
         meeting, found = handshake(rank_env), []
         for moment in ("start", "run 0", "run 1"):
-            found += clocks.measure(meeting, moment).tolist()
+            found += meeting.clocks(moment).tolist()
             time.sleep(0.3)
         return found
 
@@ -69,7 +68,7 @@ def test_a_host_whose_clock_cannot_be_read_is_refused(forked, monkeypatch):
             monkeypatch.setattr(clock_offset, "ask", unreachable)
         meeting = handshake(rank_env)
         try:
-            clocks.measure(meeting, "start")
+            meeting.clocks("start")
         except ReplayError as error:
             return str(error)
 
@@ -78,16 +77,3 @@ def test_a_host_whose_clock_cannot_be_read_is_refused(forked, monkeypatch):
 
     refused, _ = forked(2, work)
     assert "rank 1 at the measurement of clocks and rank 0 could not" in refused
-
-
-def test_times_of_a_rank_without_a_clock_are_unknown():
-    knots = np.array([(0, 0, 0, 0), (1, 0, 50, 1)], CLOCK)
-    ranks = np.array([[0, 1, 2]])
-    times = np.array([[7, 7, 7]])
-    assert to_common(knots, ranks, times).tolist() == [[7, 57, UNKNOWN_TIME]]
-    assert to_common(knots[:0], ranks, times).tolist() == [[7, 7, 7]]
-
-
-def test_ranks_of_one_host_share_its_clock(forked):
-    first, *_ = forked(4, lambda env: clocks.measure(handshake(env), "start").tolist())
-    assert [[row[0], *row[2:]] for row in first] == [[r, 0, 0] for r in range(4)]

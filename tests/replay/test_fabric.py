@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,34 +16,10 @@ SCRIPT = ROOT / "benchmarks" / "fabric.sh"
 sys.path.append(str(ROOT / "benchmarks"))
 
 from fabric import bounds_s  # noqa: E402
+from rate_limited import hosts  # noqa: E402
 
 from moetraffic.fabric import load_fabric  # noqa: E402
 from moetraffic.replay.results.bound import busiest_s  # noqa: E402
-
-
-def lacking() -> str:
-    """Why there can be no rate-limited namespaces here, or ""."""
-    for tool in ("ip", "tc", "taskset"):
-        if shutil.which(tool) is None:
-            return f"{tool} is not installed"
-    if os.geteuid() != 0:
-        return "making network namespaces needs root"
-    name = f"moetraffictry{os.getpid()}"
-    add = ["ip", "netns", "add", name]
-    made = subprocess.run(add, capture_output=True, text=True, check=False)
-    if made.returncode:
-        return f"this host lets nobody make network namespaces: {made.stderr.strip()}"
-    limited = subprocess.run(
-        [
-            *("tc", "-n", name, "qdisc", "replace", "dev", "lo", "root", "tbf"),
-            *("rate", "1mbit", "burst", "32kb", "latency", "400ms"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return "" if not limited.returncode else f"no tc tbf here: {limited.stderr.strip()}"
 
 
 def namespaces() -> set[str]:
@@ -77,9 +52,11 @@ def test_the_campaign_divides_by_the_bounds_of_a_replay(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_times_stay_above_the_bound_and_nothing_is_left(tmp_path: Path) -> None:
-    reason = lacking()
-    if reason:
-        pytest.skip(reason)
+    try:
+        with hosts(2):
+            pass
+    except OSError as error:
+        pytest.skip(f"no network namespaces here: {error}")
     before, results = namespaces(), tmp_path / "rows.json"
     asked = ["--rates", "100,200", "--oversubscription", "4", "--json", str(results)]
     subprocess.run(
@@ -107,22 +84,3 @@ def test_times_stay_above_the_bound_and_nothing_is_left(tmp_path: Path) -> None:
     for racks, switch in zip(replays[4:], (slow[0], fast[0]), strict=True):
         each = [r["bound_s"] / r["network_bytes"] for r in (racks, switch)]
         assert each[0] > each[1]
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_removes_its_namespaces() -> None:
-    reason = lacking()
-    if reason:
-        pytest.skip(reason)
-    running = subprocess.Popen(
-        [SCRIPT, "--rates", "50"],
-        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    own = f"moetraffic{running.pid}"
-    while not any(name.startswith(own) for name in namespaces()):
-        assert running.poll() is None
-    running.terminate()
-    assert running.wait(timeout=60) == 143
-    assert not any(name.startswith(own) for name in namespaces())

@@ -30,7 +30,7 @@ SAID = {
     "late": ("operation 3", NO_ANSWER),
     "crash": ("operation 3", "failed: KeyError: 'nothing of that name'"),
     "refused": ("start-up", "failed: there is no file gone.h5"),
-    "plan": ("operation 3", "has another plan than rank 0, first in this operation"),
+    "plan": ("the agreement on the plan", "has another plan than rank 0"),
     "version": ("the agreement on the plan", "has version 2, while rank 0 has 1"),
     "absent": ("the rendezvous", "did not arrive within 4 s, while 2 of 3 ranks did"),
 }
@@ -78,7 +78,7 @@ def alone() -> Iterator[Callable[..., list[str]]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = port or free.getsockname()[1]
-        options = [CHAIN, fault, str(rank), "4" if fault == "absent" else "10"]
+        options = [CHAIN, fault, str(rank), "4" if fault == "absent" else "30"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
         commands = [([sys.executable, *options], {})]
         if launcher == "torchrun":
@@ -157,8 +157,8 @@ from moetraffic.launch.board import State, own
 from moetraffic.replay.failure import Watchdog
 os.environ["RANK"] = "3"
 pair = socket.socketpair()
-dog = Watchdog(start_s=1.0, silence_s=0.8, grace_s=0.4)
-dog.namer = lambda rank, n: f"operation {n}"
+name = lambda rank, n: f"operation {n}"
+dog = Watchdog(name, start_s=1.0, silence_s=0.8, grace_s=0.4)
 print("up", flush=True)
 """
 

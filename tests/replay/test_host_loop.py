@@ -11,9 +11,10 @@ import pytest
 from moetraffic.replay import transport
 from moetraffic.replay.options import Options
 from moetraffic.replay.pace import parse_pace
+from moetraffic.replay.payload import verify
 from moetraffic.replay.plan.operations import KINDS
-from moetraffic.replay.rank import Passes
-from moetraffic.replay.transport import Transport
+from moetraffic.replay.run import timed_pass
+from moetraffic.replay.transport import Bound, Transport
 from moetraffic.trace.model import UNKNOWN_TIME
 from tests.replay.conftest import planned
 from tests.replay.test_pace import at_times, beside, spaced
@@ -29,8 +30,8 @@ def run(forked, made, how="asap", world=2, moves_of=Transport, **options):
     def work(rank_env):
         moves, asked = moves_of(), []
         moves.start(rank_env, plan.used_groups, 30.0)
-        passes = Passes(asked_options, plan, programs[rank_env.rank], moves)
-        passes.verify()
+        bound = Bound(plan, programs[rank_env.rank], moves)
+        verify(bound)
         bind = moves.bind
 
         def noted(kind, group, send, receive, sends, receives, **more):
@@ -39,7 +40,7 @@ def run(forked, made, how="asap", world=2, moves_of=Transport, **options):
 
         moves.bind = noted
         begin = time.monotonic_ns()
-        timing = passes.run()
+        timing = timed_pass(asked_options, bound)
         moves.stop()
         return begin, timing, asked
 
@@ -79,10 +80,9 @@ def test_exactly_the_traces_bytes_are_moved_in_order(toy, forked, world, groups,
             assert (timing["end"][:-1] <= timing["issue"][1:]).all()
 
 
-def test_a_long_program_is_bound_in_blocks(toy, forked, monkeypatch):
+def test_a_long_program_is_bound_in_turn(toy, forked, monkeypatch):
     made = planned(toy(iterations=range(12)))
     monkeypatch.setattr(transport, "PREPARED", 8)
-    monkeypatch.setattr(transport, "BLOCK", 8)
     for _, timing, asked in run(forked, made):
         assert len(asked) == len(made[0])
         assert (timing["issue"][1:] >= timing["end"][:-1]).all()
@@ -95,13 +95,11 @@ def test_a_long_program_is_bound_in_blocks(toy, forked, monkeypatch):
         *(pytest.param(f"scaled:{n:g}", n, marks=SLOW) for n in (0.5, 2.0)),
     ],
 )
-@pytest.mark.parametrize("gaps", ["spin", pytest.param("sleep", marks=SLOW)])
 def test_at_a_pace_of_gaps_each_is_due_a_gap_after_what_it_waits_for(
-    toy, forked, text, stretch, gaps
+    toy, forked, text, stretch
 ):
     made = planned(at_times(toy(iterations=(0, 1), largest=100), spaced))
-    how = parse_pace(text, gaps)
-    for rank, (begin, timing, _) in enumerate(run(forked, made, str(how))):
+    for rank, (begin, timing, _) in enumerate(run(forked, made, text)):
         program = made[1][rank]
         due = timing["end"][program.after[1:]] + np.rint(program.gap_ns[1:] * stretch)
         assert (timing["due"][1:] == due).all()

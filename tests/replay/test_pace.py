@@ -95,14 +95,7 @@ def test_unknown_times_leave_one_order_for_all_ranks(toy):
 @settings(max_examples=10, deadline=None)
 def test_a_wait_never_ends_early(wait_us):
     due = time.monotonic_ns() + 1000 * wait_us
-    for gaps in ("sleep", "spin"):
-        assert wait_until(due, gaps) >= due
-
-
-def test_long_waits_show_that_the_rank_lives():
-    seen: list[int] = []
-    wait_until(time.monotonic_ns() + 250 * MS, "sleep", seen.append)
-    assert len(seen) >= 1
+    assert wait_until(due) >= due
 
 
 @given(factor=st.floats(0.001, 1000))
@@ -127,5 +120,3 @@ def test_a_pace_that_cannot_be_kept_is_refused(toy):
         parse_pace("scaled:1000").check_program(plan, programs[0], 5.0)
     with pytest.raises(ReplayError, match=r"rank 0 pauses for 0\.01 s"):
         parse_pace("open-loop").check_program(plan, programs[0], 0.005)
-    with pytest.raises(ReplayError, match="buffers are on cpu: choose --gaps spin"):
-        parse_pace("captured", "gemm").check_device("cpu")

@@ -11,10 +11,11 @@ from moetraffic import Recorder
 from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.replay.options import Options
 from moetraffic.replay.pace import parse_pace
+from moetraffic.replay.payload import verify
 from moetraffic.replay.plan.background import layout_pattern
 from moetraffic.replay.plan.operations import KINDS
-from moetraffic.replay.rank import Passes
-from moetraffic.replay.transport import Transport
+from moetraffic.replay.run import timed_pass
+from moetraffic.replay.transport import Bound, Transport
 from moetraffic.trace.trace import Trace
 from tests.replay.conftest import planned
 
@@ -30,10 +31,10 @@ def recorded(forked, made, path, how="asap"):
     def work(rank_env):
         moves = Transport()
         moves.start(rank_env, plan.groups, 30.0)
-        passes = Passes(options, plan, programs[rank_env.rank], moves)
-        passes.verify()
+        bound = Bound(plan, programs[rank_env.rank], moves)
+        verify(bound)
         with Recorder(path):
-            passes.run()
+            timed_pass(options, bound)
         moves.stop()
         return "done"
 

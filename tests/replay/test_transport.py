@@ -33,8 +33,7 @@ def registered():
     def make(store, rank, size, timeout):
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
-    for name, device in (("renamed", "cpu"), ("elsewhere", "xpu")):
-        dist.Backend.register_backend(name, make, devices=[device])
+    dist.Backend.register_backend("renamed", make, devices=["cpu"])
 
 
 def cases():
@@ -97,33 +96,24 @@ def test_every_kind_of_operation_arrives(name, forked):
             if kind == "send_recv" and rank_env.rank not in ends:
                 continue
             plan, program, both, sends, gets = case_of(moves, number, *case)
-            payload.fill(plan, program, 0, both, lambda _: None)
-            moves.run(
-                moves.bind(
-                    kind, group, *both, sends, gets, sender=ends[0], receiver=ends[1]
-                )
-            )
-            found = payload.find_wrong(plan, program, 0, both[1], lambda _: None)
+            payload.fill(plan, program, 0, both)
+            if kind == "send_recv":
+                moves.run(moves.messages(group, [(*both, *ends)]))
+            else:
+                launch = moves.bind(kind, group, *both, sends, gets, root=max(ends))
+                moves.run(launch)
+            found = payload.find_wrong(plan, program, 0, both[1])
             if found is not None:
                 wrong.append(f"{kind} in {GROUPS[group]}: {found[1]}")
         # each rank receives from one neighbor and sends to the other, at once
         rank = rank_env.rank
         send, receive = moves.empty(9).fill_(rank), moves.empty(9)
-        launch = moves.together(
-            0,
-            [
-                moves.bind(
-                    "send_recv", 0, send, receive, sender=a, receiver=b, alone=False
-                )
-                for a, b in [((rank - 1) % 3, rank), (rank, (rank + 1) % 3)]
-            ],
-        )
+        ends = ((rank - 1) % 3, rank), (rank, (rank + 1) % 3)
+        launch = moves.messages(0, [(send, receive, *pair) for pair in ends])
         for _ in range(2):  # what is bound once starts repeatedly
             receive.zero_()
             moves.run(launch)
             wrong += [] if set(receive.tolist()) == {(rank - 1) % 3} else ["message"]
-        assert moves.total(rank + 1) == 6
-        assert moves.most(rank) == 2
         assert moves.gathered([rank, 7.0]).tolist() == [[0, 7], [1, 7], [2, 7]]
         moves.stop()
         return wrong
@@ -131,16 +121,9 @@ def test_every_kind_of_operation_arrives(name, forked):
     assert forked(WORLD, work) == [[], [], []]
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("ib", r"a backend is .*gloo.*not 'ib'"),
-        ("elsewhere", "backend elsewhere supports xpu alone: choose another"),
-    ],
-)
-def test_what_torch_has_not_is_refused(name, says):
-    with pytest.raises(ReplayError, match=says):
-        Transport(name)
+def test_a_backend_that_torch_does_not_have_is_refused():
+    with pytest.raises(ReplayError, match=r"a backend is .*gloo.*not 'ib'"):
+        Transport("ib")
 
 
 def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
@@ -170,14 +153,12 @@ MANY = [
 
 def test_81_groups_are_two_sets_of_disjoint_ones():
     assert len(MANY) == 81
-    sets = partitions(MANY, 1024)
+    sets = partitions(MANY, range(1, 81))
     assert [len(s) for s in sets] == [64, 16]
     assert sorted(n for members in sets for n in members) == list(range(1, 81))
     for members in sets:
         ranks = [rank for n in members for rank in MANY[n]]
         assert len(ranks) == len(set(ranks))
-    # unused groups get none, and a second one of all ranks is its own
-    assert partitions([(), (0, 1), (0, 1), ()], 2) == [[2]]
 
 
 @pytest.fixture
@@ -223,17 +204,6 @@ def test_nccl_splits_all_ranks_once_for_a_set_of_groups(asked_of_torch):
         own = [n for n, pg in enumerate(moves._groups) if pg is not None]
         assert own == [0, 1 + rank // 16, 65 + rank % 16]
         assert moves._groups[0] == "world"
-
-
-def test_other_backends_create_all_in_one_order_on_all_ranks(asked_of_torch):
-    orders = []
-    for rank in (0, 517):
-        moves, (_, *made) = asked_of_torch("gloo", rank, 1024, MANY)
-        assert [function for function, *_ in made] == ["new_group"] * 80
-        orders.append([tuple(a[0]) for _, a, _ in made])
-        own = [n for n, pg in enumerate(moves._groups) if pg is not None]
-        assert own == [0, 1 + rank // 16, 65 + rank % 16]
-    assert orders[0] == orders[1] == MANY[1:]
 
 
 @pytest.mark.slow
@@ -282,7 +252,7 @@ def test_a_barrier_is_an_all_reduce(forked):
         moves.stop()
         return name
 
-    assert forked(2, work) == ["allreduce"] * 2
+    assert forked(2, work) == ["all_reduce"] * 2
 
 
 @pytest.mark.gpu
@@ -299,6 +269,5 @@ def test_nccl_runs_on_one_device(tmp_path, monkeypatch):
         for group in (0, 1):
             moves.run(moves.bind(ALL_TO_ALL, group, *both, [1000], [1000]))
         assert int(both[1].sum()) == 7000
-        assert moves.total(3.0) == 3
     finally:
         moves.stop()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import networkx as nx
 import numpy as np
 import pytest
 
 from moetraffic.analysis.pattern_trace import pattern_trace
+from moetraffic.replay.options import Options
 from moetraffic.replay.plan.background import (
     expert_exchanges,
     layout_pattern,
@@ -14,6 +17,7 @@ from moetraffic.replay.plan.background import (
     traffic_of,
 )
 from moetraffic.replay.plan.operations import KINDS
+from moetraffic.replay.run import passes
 from moetraffic.trace.model import ALL_TO_ALL
 from tests.replay.conftest import make_trace, planned
 
@@ -129,11 +133,18 @@ def test_a_control_has_the_same_operations_at_their_smallest_sizes():
     for program in programs.values():
         other = smallest(plan, program)
         dense = program.stream > 0
-        # NCCL discards what is empty
-        assert (other.send_size + other.receive_size)[dense].min() >= 8
+        # NCCL discards what is empty; none is larger than its own operation
+        assert (other.send_size + other.receive_size)[dense].min() > 0
+        assert (other.send_size <= program.send_size).all()
         assert (other.send_size + other.receive_size)[dense].max() <= 4 * 8 + 8
         assert (other.send_size == program.send_size)[~dense].all()
         assert (other.after == program.after).all()
+        # it is what the third pass of a pair runs
+        options = Options(trace=Path("run.h5"), repeat=1, pairs=2, verify="none")
+        listed = passes(options, plan, program)
+        names = ["run", "beside", "smallest", "alone", "alone", "smallest", "beside"]
+        assert [name for name, _ in listed] == names
+        assert (listed[2][1].send_size == other.send_size).all()
         kinds |= {KINDS[kind] for kind in program.kind[dense].tolist()}
     assert "all_reduce" in kinds
     assert len(kinds) > 1

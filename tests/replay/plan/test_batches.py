@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.replay.transport import Transport
 from moetraffic.trace.model import (
     UNKNOWN_TIME,
     Group,
@@ -120,11 +117,6 @@ def test_messages_that_overlapped_are_a_batch():
     assert batches(made, 2) == [[4], [5]]
 
 
-def test_messages_one_after_the_other_are_no_batch():
-    made = planned(messages({(0, 1): (0, 5), (1, 0): (5, 9), (0, 2): (9, 10)}))
-    assert [len(b) for rank in range(4) for b in batches(made, rank)] == [1] * 6
-
-
 def test_iterations_share_no_batch():
     made = planned(messages({(0, 1): (0, 50), (1, 0): (30, 60)}, iterations=3))
     assert batches(made, 0) == [[0, 3], [1, 4], [2, 5]]
@@ -153,46 +145,3 @@ def test_in_one_order_every_batch_ends_whatever_each_rank_did(seed):
             here = [int(np.flatnonzero(program.operation == o)[0]) for o in batch]
             assert not set(program.after[here].tolist()) & set(here)
             assert len(set(plan.iteration[batch].tolist())) == 1
-
-
-def test_in_orders_of_each_rank_some_would_never_end():
-    # what the test above would find: the same traces without a common order
-    assert sum(unfinished(planned(drawn(seed))) > 0 for seed in range(10)) > 0
-    # and batches are found in them
-    plans = [planned(drawn(seed), in_common=True) for seed in range(10)]
-    assert max(len(b) for p in plans for r in range(4) for b in batches(p, r)) > 1
-
-
-class RecordingGroup:
-    """The methods of a process group that messages use."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __getattr__(self, name):
-        def called(*arguments):
-            self.calls.append((name, *arguments[1:]))
-            return name
-
-        return called
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_nccl_gets_messages_as_one_group_launch(count):
-    moves, group = Transport("nccl"), RecordingGroup()
-    moves._groups, moves.groups, moves.rank = [group], [(0, 2, 3)], 2
-    moves.device = torch.device("cuda", 0)
-    empty = torch.empty(0, dtype=torch.uint8)
-    launches = [
-        moves.bind(
-            *("send_recv", 0, empty, empty),
-            sender=sender,
-            receiver=receiver,
-            alone=count == 1,
-        )
-        for sender, receiver in [(2, 3), (0, 2)][:count]
-    ]
-    launch = moves.together(0, launches) if count > 1 else launches[0]
-    assert launch() == "_end_coalescing"
-    middle = [("send", 2, 0), ("recv", 0, 0)][:count]
-    assert group.calls == [("_start_coalescing",), *middle, ("_end_coalescing",)]

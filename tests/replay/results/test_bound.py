@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from moetraffic.errors import MoetrafficError
 from moetraffic.fabric import load_fabric
 from moetraffic.replay.plan.background import traffic_of
 from moetraffic.replay.plan.matrices import operation_matrices
@@ -15,9 +12,7 @@ from moetraffic.replay.plan.operations import operations
 from moetraffic.replay.results.bound import (
     bounds_s,
     busiest_s,
-    described,
     hosts_match,
-    network_of,
 )
 from moetraffic.trace.panel import ArrayPanel
 
@@ -92,18 +87,3 @@ def test_a_network_is_measured_where_ranks_share_the_same_hosts():
     assert hosts_match(network, ["a", "a", "b", "b"])
     for nodes in ("abcd", "aaaa", "abab"):
         assert not hosts_match(network, list(nodes))
-
-
-def test_a_network_is_described_by_file_name_and_rates(tmp_path):
-    assert network_of(None, None, 4) is None
-    one = network_of(None, "10Gbps", 4)
-    assert one is not None
-    assert described(one) == "10 Gbps = 1.25 GB/s a rank"
-    assert "leaf-spine" in described(network_of("leaf-spine", "10Gbps", 4))
-    file = tmp_path / "slow.json"
-    file.write_text('{"capacity": "100Mbps", "rates": {"rank2": "30Mbps"}}')
-    assert described(replace(network_of(str(file), None, 4))) == (
-        "slow.json: 100 Mbps = 0.0125 GB/s a rank, rank2 30 Mbps"
-    )
-    with pytest.raises(MoetrafficError, match="whole network, but --capacity is given"):
-        network_of(str(file), "1Gbps", 4)

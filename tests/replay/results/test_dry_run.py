@@ -1,4 +1,4 @@
-"""A dry run: calls, bytes, buffers, bound, and every operation as CSV."""
+"""A dry run: calls, bytes, buffers, and bound."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pandas
 import pytest
 
 from moetraffic.replay.options import Options
 from moetraffic.replay.plan.background import traffic_of
 from moetraffic.replay.plan.operations import operations
 from moetraffic.replay.plan.program import programs
-from moetraffic.replay.results.dry_run import dry_run, rank_rows, write_program
+from moetraffic.replay.results.dry_run import dry_run, rank_rows
 
 
 @pytest.fixture
@@ -44,27 +42,12 @@ def test_tables_hold_the_whole_plan(planned):
 
 def test_buffers_and_calls_hold_those_of_each_ranks_program(planned):
     trace, plan = planned
-    rows = rank_rows(plan, runs=1)
+    rows = rank_rows(plan)
     for rank, program in programs(trace, plan, range(4)).items():
         row = rows[rank]
         assert row["calls"] == len(program)
         assert row["bytes"] == plan.rank_bytes[rank]
-        assert sum(program.buffer_bytes) <= row["buffer_bytes"] < row["memory"]
-
-
-def test_the_program_has_every_operation_of_every_rank(planned, tmp_path):
-    trace, plan = planned
-    file = tmp_path / "program.csv"
-    write_program(file, trace, plan)
-    table = pandas.read_csv(file, keep_default_na=False)
-    for column in ("sends", "receives"):
-        total = sum(sum(map(int, text.split())) for text in table[column])
-        assert total == plan.total_bytes[plan.kind == 0].sum()
-    for rank, program in programs(trace, plan, range(4)).items():
-        own = table[table["rank"] == rank]
-        np.testing.assert_array_equal(own["operation"], program.operation)
-        np.testing.assert_array_equal(own["after"], program.after)
-        assert all(str(rank) in ranks.split() for ranks in own["ranks"])
+        assert sum(program.buffer_bytes) <= row["buffer_bytes"]
 
 
 @pytest.mark.slow

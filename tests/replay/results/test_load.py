@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moetraffic.replay.results import load
-from moetraffic.replay.results.load import LoadMeter, busy, load_now, load_rows
+from moetraffic.replay.results.load import busy, load_now, load_rows, reading
 
 
 def test_the_load_of_a_host_is_what_its_ranks_did_not_use(tmp_path, monkeypatch):
@@ -19,10 +19,10 @@ def test_the_load_of_a_host_is_what_its_ranks_did_not_use(tmp_path, monkeypatch)
     stat = tmp_path / "stat"
     stat.write_text("cpu  200 300 500 9999 9 9 9 0 0 0\ncpu0 1 1 1\n")
     monkeypatch.setattr(load, "STAT", stat)
-    meter = LoadMeter()
+    before = reading()
     stat.write_text("cpu  300 300 600 99999 9 9 9 0 0 0\n")
-    assert meter.read()[1] == pytest.approx(2.0)  # 200 ticks of 10 ms
+    assert (reading() - before)[1] == pytest.approx(2.0)  # 200 ticks of 10 ms
     assert load_now(0.01) == ""
     stat.unlink()
-    assert load_rows(["a"], LoadMeter().read()[None]) == []
+    assert load_rows(["a"], (reading() - before)[None]) == []
     assert load_now(0.01) == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -60,9 +59,6 @@ def test_no_ratio_is_stated_to_a_network_on_which_it_did_not_run(toy):
     elsewhere = concluded(toy, [2.0], nodes="aaa")
     assert "bound" not in " ".join(elsewhere.verdict)
     assert any("not on 8 Gbps = 1.00 GB/s a rank" in note for note in elsewhere.notes)
-    faster = concluded(toy, [0.2, 0.22, 0.21])
-    assert "bound" not in " ".join(faster.verdict)
-    assert any("the network is faster" in note for note in faster.notes)
 
 
 def test_slow_ports_clocks_and_other_load_are_stated(toy):
@@ -90,18 +86,6 @@ def test_slow_ports_clocks_and_other_load_are_stated(toy):
 ENDS = ("", "_low", "_high")
 
 
-def test_json_has_every_table_and_fact(toy):
-    stack = [{"field": "torch", "recorded": "2.13"}]
-    result = concluded(toy, [2.0], stack=stack)
-    document = json.loads(json.dumps(result.to_dict()))
-    assert document["tables"]["stack"] == stack
-    assert document["data"]["operations"] == {"all_to_all": 30}
-    assert document["data"]["runs"] == 1
-    for table in ("kinds", "operations", "ratios", "ranks"):
-        assert document["tables"][table]
-    assert {row["host"] for row in document["tables"]["ranks"]} == set("abc")
-
-
 def test_a_replay_at_the_captured_times_has_the_ratio_one(toy):
     """Times taken from the trace itself: ratios are 1, and the schedule is kept."""
     trace = toy(world=2, iterations=range(6))
@@ -123,10 +107,8 @@ def test_a_replay_at_the_captured_times_has_the_ratio_one(toy):
     ratios = [r for r in result.rows("ratios") if r["baseline"] == "captured"]
     assert {(r["by"], r["label"]) for r in ratios} >= {("all", ""), ("layer", "1")}
     for row in ratios:
-        if row["by"] != "iteration":
-            assert row["ratio"] == pytest.approx(1, abs=1e-6)
+        assert row["ratio"] == pytest.approx(1, abs=1e-6)
     (late,) = result.rows("schedule")
     assert late["error_max"] == late["error_p50"] == pytest.approx(5e-6)
-    assert late["took"] == pytest.approx(late["schedule"])
     assert "times as long as captured" in " ".join(result.verdict)
     assert "off their due times" in " ".join(result.verdict)
