@@ -19,7 +19,7 @@ from moetraffic.trace.model import Source
 ASPECTS = ("layer", "phase", "direction", "micro-batch", "group", "step", "kind")
 PATIENCE_S = 30.0
 UNNAMED = {"layer": -1, "phase": "", "direction": "", "group": "other"}
-LABELS = ("count_exchange", "probabilities", "indices", "scale_factors", "companion")
+LABELS = ("count_exchange", "companion")
 """What inference names beside the phases."""
 COUNTS = ("nameable", "unnamed", "inferred", "wrong")
 
