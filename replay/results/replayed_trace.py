@@ -196,9 +196,6 @@ def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
             rows = volumes[f"call_{len(ranks)}/volume"]
             matrix[mine] = len(rows) + which
             rows += [size * gives for size in sizes]
-    inside = trace.occurrences.evaluation
-    if inside is not None:
-        inside = (inside[plan.occurrence] & (plan.occurrence >= 0))[order]
     wire = {name: p for name, p in trace.panels.items() if name.endswith("/wire")}
     base = Trace(
         meta=trace.meta,
@@ -210,7 +207,6 @@ def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
             sequence=np.full(len(plan), -1),
             matrix=matrix[order],
             transposed=transposed[order],
-            evaluation=inside,
         ),
         panels=blank_panels(groups, sites, number)
         | wire

@@ -39,6 +39,7 @@ from .units import COUNTS, Unit, find_roles, gather_units
 LONGEST = 2000  # longest text of the remarks, in characters
 INTEGERS = ("int16", "int32", "int64", "uint16", "uint32", "uint64")
 GRADIENT = {"dispatch": "dispatch_grad", "combine": "combine_grad", "": ""}
+INFERRED = "phases inferred from order and bytes of the all-to-alls"
 DIRECTIONS = "phases are unknown where the direction of a call is unknown"
 STEPS = "layers are unknown where steps are"
 UNCLEAR = (
@@ -154,7 +155,8 @@ def _with_names(record: Record, *, split: bool) -> tuple[Record, list[str]]:
             f"{differ} all-to-all calls have no phase: their members' calls imply "
             "different ones"
         )
-    remarks = [*_kinds_named(every, names), *remarks, *evaluated]
+    named_any = any(name.layer >= 0 for name in names.listed)
+    remarks = [INFERRED] * named_any + remarks + evaluated
     for calls in every:
         _name_modules(calls, modules[calls.rank], names)
     record = with_router_layers(record, layers.of_router)
@@ -249,33 +251,6 @@ def _name_modules(calls: Calls, modules: Sequence[CallingModule], names: Names) 
         module = modules[place - 1]
         name = names.number(Name(module=module.name, stage=module.stage))
         of_call[(number == place) & (of_call < 0)] = name
-
-
-def _kinds_named(every: Sequence[Calls], names: Names) -> list[str]:
-    """Describe how many all-to-alls have an inferred phase, as remarks.
-
-    Each member of a group counts for its share of a call.
-    """
-    known = np.array([n.layer >= 0 for n in names.listed] + [False], bool)
-    kinds, shares = dict[str, None](), np.zeros(2)  # without, with a phase
-    for calls in every:
-        share = np.array([1 / len(calls.groups[s.group].ranks) for s in calls.sites])
-        of_call = names.of_call[calls.rank]
-        weight = share[calls.table["site"]] * calls.bare
-        shares += np.bincount(known[of_call], weight, minlength=2)
-        for number in np.unique(of_call[known[of_call]]).tolist():
-            kinds.setdefault(names.listed[number].phase or names.listed[number].label)
-    remarks = []
-    if kinds:
-        remarks.append(
-            f"{', '.join(kinds)} inferred from order and bytes of the all-to-alls"
-        )
-    if shares[0]:
-        left, total = (max(1, round(n)) for n in (shares[0], shares.sum()))
-        remarks.append(
-            f"phase unknown for {left} of {total} all-to-alls without annotation"
-        )
-    return remarks
 
 
 def _with_named_sites(record: Record, every: Sequence[Calls], names: Names) -> Record:

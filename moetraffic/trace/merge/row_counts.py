@@ -67,59 +67,42 @@ def _counts(trace: Trace, numbers: list[int]) -> tuple[tuple[int, int, int], Int
     """Count the rows and copies of a layer's dispatches and routings in one group.
 
     Returns the largest excess of a rank, with its rows and copies; and the sums of rows
-    and copies, 0 where they are not comparable.
+    and copies, 0 where they are not comparable.  Iterations count in which all members
+    recorded as many dispatches as routings.
     """
+    every, sites = trace.occurrences, trace.sites
+    routing_of = {sites[n].slot: n for n in numbers if sites[n].operation == ROUTING}
+    dispatches = [n for n in numbers if sites[n].phase == "dispatch"]
     most, total, none = (0, 0, 0), np.zeros(2, np.int64), np.zeros(2, np.int64)
-    of, uneven, own = trace.occurrences.site, False, False
-    sent, routed = _pairs(trace, numbers)
-    for number, routing in np.unique(np.stack([of[sent], of[routed]]), axis=1).T:
-        size = trace.sites[number].row_bytes
-        here = (of[sent] == number) & (of[routed] == routing)
-        unknown = trace.occurrences.matrix[sent[here]] < 0
-        if unknown.any() or size <= LARGEST_ELEMENT:
+    # of training iterations, if there are any
+    wanted = trace.iterations if len(trace.iterations) else np.unique(every.iteration)
+    calls = np.flatnonzero(np.isin(every.site, numbers))
+    whole = np.isin(calls, trace.complete(calls))
+    sign = np.where(np.isin(every.site[calls], dispatches), 1, -1)
+    when, place = np.unique(every.iteration[calls], return_inverse=True)
+    differ = (np.bincount(place, sign) != 0) | (np.bincount(place, ~whole) > 0)
+    calls = calls[np.isin(every.iteration[calls], np.setdiff1d(wanted, when[differ]))]
+    uneven = own = False
+    for number in dispatches:
+        sent = calls[every.site[calls] == number]
+        routing = np.full(len(sent), routing_of.get(sites[number].slot, -1))
+        routed = trace.at(routing, every.iteration[sent])
+        size = sites[number].row_bytes
+        known = (routed >= 0) & (every.matrix[sent] >= 0)
+        if not len(sent):
+            continue
+        if not known.all() or size <= LARGEST_ELEMENT:
             return (0, 0, 0), none
-        wire = trace.wire(sent[here])
+        wire = trace.wire(sent)
         rows = wire.sum(axis=2) // size
-        copies = trace.demand(routed[here]).sum(axis=2, dtype=np.int64)
+        copies = trace.demand(routed).sum(axis=2, dtype=np.int64)
         unequal = (wire != wire[:, :1, :1]).any(axis=(1, 2))
         excess = np.where(unequal[:, None], rows - copies, 0)
-        place = np.unravel_index(excess.argmax(), excess.shape)
-        most = max(most, (int(excess[place]), int(rows[place]), int(copies[place])))
+        cell = np.unravel_index(excess.argmax(), excess.shape)
+        most = max(most, (int(excess[cell]), int(rows[cell]), int(copies[cell])))
         uneven |= bool(unequal.any())
         own |= bool(wire.diagonal(axis1=1, axis2=2).any())
         total += rows.sum(), copies.sum()
-    forms = {trace.sites[n].dropped for n in numbers}
+    forms = {sites[n].dropped for n in numbers}
     compared = uneven and own and DroppedForm.STORED not in forms
     return most, total if compared else none
-
-
-def _pairs(trace: Trace, numbers: list[int]) -> tuple[Int64, Int64]:
-    """Pair dispatches with the routings of their micro-batches, ``[n]`` each.
-
-    They are of the iterations in which every micro-batch has one of each, which all
-    members recorded; of training iterations, if there are any.
-    """
-    every = trace.occurrences
-    slot = np.zeros(len(trace.sites), np.int64)
-    slot[numbers] = [trace.sites[number].slot for number in numbers]
-    width = int(slot.max()) + 1
-    train = trace.iterations
-    here = np.isin(every.iteration, train) if len(train) else True
-    calls, keys, valid = [], [], []
-    for routing in (False, True):
-        own = [n for n in numbers if (trace.sites[n].operation == ROUTING) == routing]
-        found = np.flatnonzero(np.isin(every.site, own) & here)
-        key = every.iteration[found] * width + slot[every.site[found]]
-        whole = np.isin(found, trace.complete(found))
-        _, place, count = np.unique(key, return_inverse=True, return_counts=True)
-        calls.append(found)
-        keys.append(key)
-        valid.append(key[whole & (count[place] == 1)])
-    common = np.intersect1d(*valid)
-    wrong = np.setdiff1d(np.concatenate(keys), common) // width
-    common = common[~np.isin(common // width, wrong)]
-    sent, routed = (
-        found[np.isin(key, common)][np.argsort(key[np.isin(key, common)])]
-        for found, key in zip(calls, keys, strict=True)
-    )
-    return sent, routed
