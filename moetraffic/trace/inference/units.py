@@ -97,6 +97,7 @@ def gather_units(calls: Calls, gradient: Int64) -> list[Unit]:
     current: dict[tuple[bool, int, int], tuple[tuple[int, ...], Unit]] = {}
     routed: dict[bool, tuple[int, bool]] = {}  # routing without a later call
     ends: dict[int, int] = {}  # first gradient by unit
+    gradients = np.cumsum(calls.where([s.direction == "backward" for s in calls.sites]))
     sent = calls.bare & calls.where(
         [s.direction in ("forward", "recompute") for s in calls.sites]
     )
@@ -109,7 +110,9 @@ def gather_units(calls: Calls, gradient: Int64) -> list[Unit]:
             continue
         number, iteration = int(row["module_call"]), int(row["iteration"])
         key = again, number >> 1, -1 if number else site.layer
-        state = number, iteration, int(row["thread"])
+        # recomputed calls without a module are one unit between two gradients
+        block = int(gradients[place]) if again and not number else 0
+        state = number, iteration, int(row["thread"]), block
         before, unit = current.get(key, (None, None))
         routing = routed.pop(again, None)
         if (
@@ -131,7 +134,7 @@ def gather_units(calls: Calls, gradient: Int64) -> list[Unit]:
                 unit.layer, unit.linked = routing
         unit.calls.append(place)
         ends[id(unit)] = min(ends[id(unit)], int(gradient[place]))
-    return [u for u in units if u.module or u.layer >= 0]
+    return [u for u in units if u.module or u.layer >= 0 or u.recomputed]
 
 
 def find_roles(every: Sequence[Calls], units: Sequence[Unit], *, mixture: bool) -> str:
@@ -175,6 +178,7 @@ def find_roles(every: Sequence[Calls], units: Sequence[Unit], *, mixture: bool) 
         if not unit.recomputed:
             key = unit.rank, unit.module, unit.layer
             first[key].add((word_of[id(unit)], tuple(unit.roles)))
+    _find_modules(of_rank, units)
     for unit in units:
         if unit.recomputed:
             word, length = word_of[id(unit)], len(unit.calls)
@@ -186,6 +190,26 @@ def find_roles(every: Sequence[Calls], units: Sequence[Unit], *, mixture: bool) 
             unit.roles = list(*possible) if len(possible) == 1 else []
     named = any(unit.dispatches for unit in units)
     return EVEN if size and not (uneven or announced or named) else ""
+
+
+def _find_modules(of_rank: dict[int, Calls], units: Sequence[Unit]) -> None:
+    """Find the modules of recomputed calls that no module makes, by their bytes."""
+    forward: dict[tuple[int, int], list[Unit]] = defaultdict(list)
+    for unit in units:
+        if not unit.recomputed:
+            forward[unit.rank, unit.iteration].append(unit)
+    for unit in units:
+        if not unit.recomputed or unit.module or unit.layer >= 0:
+            continue
+        volume, count = of_rank[unit.rank].volume, len(unit.calls)
+        repeated = {
+            (first.module, first.layer, first.linked)
+            for first in forward[unit.rank, unit.iteration]
+            if len(first.calls) >= count
+            and (volume[first.calls[:count]] == volume[unit.calls]).all()
+        }
+        if len(repeated) == 1:
+            unit.module, unit.layer, unit.linked = repeated.pop()
 
 
 def _word(calls: Calls, unit: Unit, sizes: dict[tuple[int, str], set[int]]) -> Word:
