@@ -45,12 +45,16 @@ T = TypeVar("T", bound="Trace")
 
 KIND, VERSION = "moetraffic", 2
 CHUNK_BYTES = 256 << 10
-SITE_TEXT = ("operation", "phase", "direction", "label", "dtype", "module")
-SITE_NUMBERS = {
+TEXT = ""
+SITE: dict[str, str] = {
+    **dict.fromkeys(("operation", "phase", "direction", "label", "dtype"), TEXT),
+    "module": TEXT,
     **dict.fromkeys(("group", "layer", "stage", "experts", "token_sample"), "<i4"),
     **dict.fromkeys(("dropped", "source"), "|u1"),
     "row_bytes": "<i8",
+    **dict.fromkeys(("micro_batch", "source_rank", "destination_rank"), "<i4"),
 }
+"""Columns of sites, and their types."""
 CALL_COLUMNS = ("site", "iteration", "sequence", "matrix", "transposed")
 STEP_VALUES = {"loss": "<f8", "tokens": "<i8", "start": "<i8", "end": "<i8"}
 PANELS: dict[str, tuple[str, tuple[str, ...], str]] = {
@@ -214,13 +218,8 @@ def _write(writer: Writer, trace: Trace) -> None:
     writer.put("group/size", [len(g.ranks) for g in groups], "<i4")
     members = [rank for g in groups for rank in g.ranks]
     writer.put("group/member_rank", members, "<i4", ("group_member",))
-    for name in SITE_TEXT:
-        writer.put(f"site/{name}", [getattr(s, name) for s in sites])
-    for name, kind in SITE_NUMBERS.items():
-        writer.put(f"site/{name}", [int(getattr(s, name)) for s in sites], kind)
-    writer.put("site/micro_batch", [s.slot for s in sites], "<i4")
-    for number, name in enumerate(("source_rank", "destination_rank")):
-        writer.put(f"site/{name}", [s.peers[number] for s in sites], "<i4")
+    for name, kind in SITE.items():
+        writer.put(f"site/{name}", [_site_value(s, name) for s in sites], kind)
     tables = {"placement": trace.placements, "clock": trace.clocks, "run": trace.runs}
     for table, rows in tables.items():
         for name in (rows.dtype.names or ()) if len(rows) else ():
@@ -233,6 +232,14 @@ def _write(writer: Writer, trace: Trace) -> None:
         writer.put(f"step/{name}", getattr(steps, name), kind, ("step", "rank"), unit)
     for number, table in enumerate(trace.tables):
         _write_calls(writer, trace, table, np.flatnonzero(trace.table == number))
+
+
+def _site_value(site: Site, column: str) -> Any:
+    """Return the value of a column of sites."""
+    source, destination = site.peers
+    others = {"micro_batch": site.slot, "source_rank": source}
+    others["destination_rank"] = destination
+    return others[column] if column in others else getattr(site, column)
 
 
 def _write_calls(writer: Writer, trace: Trace, table: str, calls: Int64) -> None:
@@ -494,17 +501,20 @@ def _read_groups(file: TraceFile) -> list[Group]:
 
 
 def _read_sites(file: TraceFile) -> list[Site]:
-    columns: dict[str, list[Any]] = {n: file.text(f"site/{n}") for n in SITE_TEXT}
-    for name, dtype in SITE_NUMBERS.items():
-        columns[name] = file.column(f"site/{name}", dtype).tolist()
-    columns["slot"] = file.column("site/micro_batch", "<i4").tolist()
-    columns["dropped"] = [DroppedForm(v) for v in columns["dropped"]]
-    columns["source"] = [Source(v) for v in columns["source"]]
-    source = file.column("site/source_rank", "<i4").tolist()
-    destination = file.column("site/destination_rank", "<i4").tolist()
-    columns["peers"] = list(zip(source, destination, strict=True))
-    rows = zip(*columns.values(), strict=True)
-    return [Site(**dict(zip(columns, values, strict=True))) for values in rows]
+    columns: dict[str, list[Any]] = {
+        name: file.column(f"site/{name}", kind).tolist()
+        if kind
+        else file.text(f"site/{name}")
+        for name, kind in SITE.items()
+    }
+    sites = []
+    for values in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values, strict=True))
+        peers = row.pop("source_rank"), row.pop("destination_rank")
+        slot = row.pop("micro_batch")
+        row |= {"dropped": DroppedForm(row["dropped"]), "source": Source(row["source"])}
+        sites.append(Site(**row, slot=slot, peers=peers))
+    return sites
 
 
 def _read_table(file: TraceFile, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
