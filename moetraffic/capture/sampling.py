@@ -92,15 +92,13 @@ class Sampling:
         withdrawn = not self._marked and bool(of_step) and self._iteration > 0
         if of_step and not self._marked:
             self._marked, self._iteration = True, 0
-        ended = list(
-            ended_iterations(
-                marks,
-                settles,
-                in_backward,
-                marked=self._marked,
-                first=self._iteration,
-                whole=last,
-            )
+        ended = ended_iterations(
+            marks,
+            settles,
+            in_backward,
+            marked=self._marked,
+            first=self._iteration,
+            whole=last,
         )
         if withdrawn and ended:
             ended[0] = ended[0]._replace(recorded=False)

@@ -40,7 +40,7 @@ KINDS = frozenset(
 
 LABELS = frozenset(
     {
-        *("count_exchange", "probabilities", "indices", "scale_factors", "companion"),
+        *("count_exchange", "companion"),
         *("gradient_sync", "expert_gradient_sync", "embedding_sync", "gradient_norm"),
         *("tensor_parallel", "zero", "context", "pipeline", "pipeline_setup", "loss"),
         *("experts", "balance_counts", "router_load", "router", "bypass"),

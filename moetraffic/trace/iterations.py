@@ -27,15 +27,9 @@ def iteration_range(text: str | range | None) -> range | None:
     """
     if text is None or isinstance(text, range):
         return text
-    form = re.fullmatch(r"0*(\d*):0*(\d*)", str(text), re.ASCII)
-    if form:
-        # at most sys.maxsize; Python refuses to convert thousands of digits
-        first = min(int(form[1][:30] or 0), sys.maxsize)
-        last = min(int(form[2][:30] or 0), sys.maxsize)
-        if str(text).endswith(":"):
-            last = sys.maxsize
-        if first < last:
-            return range(first, last)
+    form = re.fullmatch(r"(\d{0,18}):(\d{0,18})", str(text), re.ASCII)
+    if form and int(form[1] or 0) < int(form[2] or sys.maxsize):
+        return range(int(form[1] or 0), int(form[2] or sys.maxsize))
     raise TraceError(
         f"iterations are A:B with A below B, not {text!r}: 10:20 are iterations 10 to "
         "19, 100: all from 100 on"
@@ -62,24 +56,20 @@ def regular_stretch(numbers: Int64) -> tuple[slice, int]:
     return slice(int(edges[longest]), int(edges[longest + 1])), spacing
 
 
-def number_list(text: str, what: str) -> tuple[int, ...]:
-    """Parse comma-separated numbers; ``A:B`` stands for the half-open range [A, B).
-
-    ``what`` is numbered, in the plural, for the error.
-
-    Examples
-    --------
-    >>> number_list("0,4:7", "layers")
-    (0, 4, 5, 6)
-    """
-    return tuple(dict.fromkeys(listed_numbers(text, what)))
-
-
 def listed_numbers(
     text: str, what: str, error: type[MoetrafficError] = TraceError
 ) -> list[int]:
-    """Parse comma-separated numbers as :func:`number_list`, each as often as listed."""
-    numbers: list[int] = []
+    """Parse comma-separated numbers; ``A:B`` stands for the half-open range [A, B).
+
+    ``what`` is numbered, in the plural, for the error.  Each number is in the result as
+    often as it is listed.
+
+    Examples
+    --------
+    >>> listed_numbers("0,4:7", "layers")
+    [0, 4, 5, 6]
+    """
+    listed: list[int] = []
     for part in text.split(","):
         form = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", part.strip(), re.ASCII)
         first = int(form[1]) if form else 0
@@ -89,18 +79,19 @@ def listed_numbers(
                 f"{what} are numbers, or A:B for the half-open range [A, B), separated "
                 f"by commas, but one is {part.strip()[:40]!r}: 1,4:8 stands for five"
             )
-        numbers += range(first, last)
-    return numbers
+        listed += range(first, last)
+    return listed
 
 
 def numbers(
     given: Iterable[int | str] | int | str | None, what: str
 ) -> tuple[int, ...] | None:
-    """Return the numbers of a list or of the text ``1,3:6``; None stays None."""
+    """Return the distinct numbers of a list or of ``"1,3:6"``; None stays None."""
     if given is None:
         return None
     parts = [given] if isinstance(given, int | str) else [*given]
-    return number_list(",".join(map(str, parts)), what) if parts else ()
+    text = ",".join(map(str, parts))
+    return tuple(dict.fromkeys(listed_numbers(text, what))) if parts else ()
 
 
 def layer_numbers(

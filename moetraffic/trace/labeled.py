@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,16 +28,14 @@ MOST_CELLS = 1 << 22
 
 def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
     """Build an xarray of demand by (iteration, micro_batch, layer, src, expert)."""
-    try:
-        import xarray
-    except ImportError:
+    if find_spec("xarray") is None:
         raise TraceError(
             "labeled arrays need xarray, which is not installed: "
             f"{install_command('xarray')}"
-        ) from None
+        )
     calls = trace.find(operation=ROUTING, direction="forward", group=group)
-    sites = [trace.sites[s] for s in trace.occurrences.site[calls]]
-    groups = sorted({s.group for s in sites})
+    sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[calls])]
+    groups = sorted({site.group for site in sites})
     if not groups:
         raise TraceError(
             "a labeled array is of demand, but the trace has no routing: register "
@@ -47,35 +46,24 @@ def demand_array(trace: Trace, group: int | None) -> xarray.DataArray:
             f"a labeled array covers one expert-parallel group, but the trace has "
             f"{groups}: choose one with group="
         )
-    when = trace.occurrences.iteration[calls]
-    layer, slot = np.array([(s.layer, s.slot) for s in sites]).T
-    iterations, slots, layers = (np.unique(v) for v in (when, slot, layer))
-    cells = len(iterations) * len(slots) * len(layers)
-    if not len(trace.complete(calls)) == len(calls) == cells:
+    table = demand_table(trace, calls)
+    index = ["iteration", "micro_batch", "layer", "src", "expert"]
+    cells = int(np.prod([table[name].nunique() for name in index]))
+    if not len(trace.complete(calls)) == len(calls) or len(table) != cells:
         raise TraceError(
-            f"a labeled array needs every layer, micro-batch and rank in each of the "
-            f"{len(iterations)} iterations, but some are absent: read "
+            "a labeled array needs every layer, micro-batch and rank in each "
+            "iteration, but some are absent: read "
             "trace.demand(trace.complete(trace.find(...))) instead"
         )
-    counts = trace.demand(calls[np.lexsort((layer, slot, when))])
-    coords: dict[str, Any] = {
-        "iteration": iterations,
-        "micro_batch": slots,
-        "layer": layers,
-        "src": list(trace.groups[groups[0]].ranks),
-        "expert": np.arange(counts.shape[2]),
+    array: xarray.DataArray = table.set_index(index)["tokens"].to_xarray()
+    steps = trace.steps.sources(trace.occurrences.iteration[calls])
+    array.attrs = {
+        "units": "1",
+        "long_name": "token copies routed from a rank to an expert",
+        "source": min(site.source for site in sites).name.lower(),
+        "step_source": Source(steps.min()).name.lower(),
     }
-    return xarray.DataArray(
-        counts.reshape([len(values) for values in coords.values()]),
-        coords=coords,
-        name="demand",
-        attrs={
-            "units": "1",
-            "long_name": "token copies routed from a rank to an expert",
-            "source": min(s.source for s in sites).name.lower(),
-            "step_source": Source(trace.steps.sources(iterations).min()).name.lower(),
-        },
-    )
+    return array.rename("demand")
 
 
 def demand_table(trace: Trace, occurrences: Int64 | None = None) -> pandas.DataFrame:

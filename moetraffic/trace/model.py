@@ -61,7 +61,7 @@ class Source(enum.IntEnum):
     """How the attributes of a call site, or a step, were determined, weakest first."""
 
     UNKNOWN = 0  # not determined
-    INFERRED = 1  # guessed from order, bytes or period of the calls
+    INFERRED = 1  # guessed from order or bytes of the calls
     LINKED = 2  # an autograd edge, a module, router or optimizer hook
     ANNOTATED = 3  # stated by the program, or by the imported file
 
@@ -168,15 +168,13 @@ class Occurrences:
     # [O] row of the bytes in the panel ``wire`` or ``volume``; -1: unknown, routings
     matrix: Int64
     transposed: Bool  # [O] the matrix is that row transposed
-    evaluation: Bool | None = None  # [O] an evaluation inside a training iteration
 
     def __len__(self) -> int:
         return len(self.iteration)
 
     def __getitem__(self, chosen: Any) -> Occurrences:
         """Select calls by a slice, mask or indices."""
-        known = {n: v for n, v in vars(self).items() if v is not None}
-        return Occurrences(**{n: v[chosen] for n, v in known.items()})
+        return Occurrences(**{name: v[chosen] for name, v in vars(self).items()})
 
 
 PLACEMENT = np.dtype(

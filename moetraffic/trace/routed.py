@@ -436,20 +436,14 @@ def contradiction_of_k(demand: Integer, k: int) -> str:
     if k > experts:
         return f"a token has k distinct experts, but k is {k} of {experts} experts"
     copies, most = demand.sum(axis=-1), demand.max(axis=-1).astype(np.int64)
-    uneven = copies % max(1, k) > 0
-    wrong = uneven | (most * k > copies)
+    wrong = (copies % max(1, k) > 0) | (most * k > copies)
     if not wrong.any():
         return ""
     worst = np.unravel_index(np.argmax(wrong), wrong.shape)
-    tokens, what = int(most[worst]), f"which is no multiple of {k}"
-    if not uneven[worst]:
-        what = (
-            f"{tokens:,} of them to one expert, which takes {tokens:,} tokens and so "
-            f"{tokens * k:,} copies"
-        )
     return (
         f"a token has k distinct experts, and k is {k}, but a rank routes "
-        f"{int(copies[worst]):,} token copies in a layer, {what}"
+        f"{int(copies[worst]):,} token copies in a layer, {int(most[worst]):,} of them "
+        "to one expert: all are a multiple of k, and one expert has at most 1/k of them"
     )
 
 

@@ -45,13 +45,17 @@ T = TypeVar("T", bound="Trace")
 
 KIND, VERSION = "moetraffic", 2
 CHUNK_BYTES = 256 << 10
-SITE_TEXT = ("operation", "phase", "direction", "label", "dtype", "module")
-SITE_NUMBERS = {
+TEXT = ""
+SITE: dict[str, str] = {
+    **dict.fromkeys(("operation", "phase", "direction", "label", "dtype"), TEXT),
+    "module": TEXT,
     **dict.fromkeys(("group", "layer", "stage", "experts", "token_sample"), "<i4"),
     **dict.fromkeys(("dropped", "source"), "|u1"),
     "row_bytes": "<i8",
+    **dict.fromkeys(("micro_batch", "source_rank", "destination_rank"), "<i4"),
 }
-CALL_COLUMNS = ("site", "iteration", "sequence", "matrix", "transposed", "evaluation")
+"""Columns of sites, and their types."""
+CALL_COLUMNS = ("site", "iteration", "sequence", "matrix", "transposed")
 STEP_VALUES = {"loss": "<f8", "tokens": "<i8", "start": "<i8", "end": "<i8"}
 PANELS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "present": ("|u1", ("member",), ""),
@@ -65,10 +69,6 @@ PANELS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "volume": ("<i8", ("member",), "bytes"),
 }
 """Panels: type, axes after the first, and unit."""
-
-
-NARROW = {"demand": "<i2", "dropped": "<i2"}
-"""Types of demand in files unless a value is too large; a smaller one reads faster."""
 
 
 class OtherVersionError(TraceError):
@@ -123,11 +123,10 @@ class Writer:
             data = ArrayPanel(np.asarray(data, dtype))
         table = name.partition("/")[0].partition("_")[0]
         column = name.rpartition("/")[2] if table in ("call", "routing") else ""
-        made = _dataset(self._file, name, data.shape, NARROW.get(column, dtype))
+        made = _dataset(self._file, name, data.shape, dtype)
         step = made.chunks[0] * 16
         for start in range(0, data.shape[0], step):
-            rows = data.read(start, min(start + step, len(made)))
-            made = self._extend(made, rows, start)
+            self._extend(made, data.read(start, min(start + step, len(made))), start)
         inner = axes[1:] or PANELS.get(column, ("", (), ""))[1]
         if table == "routing":
             inner = tuple("src" if axis == "member" else axis for axis in inner)
@@ -138,37 +137,27 @@ class Writer:
 
         Returns for each row its number in the file, and whether it is transposed.
         """
-        _, inner, unit = PANELS[name.rpartition("/")[2]]
-        made = _dataset(self._file, name, (0, *panel.shape[1:]), "<i4")
+        dtype, inner, unit = PANELS[name.rpartition("/")[2]]
+        made = _dataset(self._file, name, (0, *panel.shape[1:]), dtype)
         known, count = DistinctRows(), 0
         numbers, transposed = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
         step = made.chunks[0] * 16
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             numbers[part], transposed[part], new = known.add(take(panel, rows[part]))
-            made = self._extend(made, new, count)
+            self._extend(made, new, count)
             count += len(new)
         self._scales(made, ("matrix" if len(inner) == 2 else "vector", *inner), unit)
         return numbers, transposed
 
-    def _extend(
-        self, made: h5py.Dataset, rows: npt.NDArray[Any], start: int
-    ) -> h5py.Dataset:
-        """Write rows from ``start`` on, into a wider dataset if they do not fit."""
+    def _extend(self, made: h5py.Dataset, rows: npt.NDArray[Any], start: int) -> None:
+        """Write rows from ``start`` on."""
         if not len(rows):
-            return made
+            return
         self.sum.update(np.ascontiguousarray(rows).view(np.uint8).data)
-        if made.dtype.kind == "i" and rows.max() > np.iinfo(made.dtype).max:
-            narrow, name = made[:start], made.name
-            shape, made = made.shape, None
-            del self._file[name]
-            made = _dataset(self._file, name, shape, f"<i{2 * narrow.itemsize}")
-            if start:
-                made[:start] = narrow
         if start + len(rows) > made.shape[0]:
             made.resize(start + len(rows), axis=0)
-        made[start : start + len(rows)] = rows.astype(made.dtype, copy=False)
-        return made
+        made[start : start + len(rows)] = rows
 
     def _scales(self, made: h5py.Dataset, axes: Sequence[str], unit: str) -> None:
         self.sum.update(f"{made.name}{made.shape};".encode())
@@ -229,13 +218,8 @@ def _write(writer: Writer, trace: Trace) -> None:
     writer.put("group/size", [len(g.ranks) for g in groups], "<i4")
     members = [rank for g in groups for rank in g.ranks]
     writer.put("group/member_rank", members, "<i4", ("group_member",))
-    for name in SITE_TEXT:
-        writer.put(f"site/{name}", [getattr(s, name) for s in sites])
-    for name, kind in SITE_NUMBERS.items():
-        writer.put(f"site/{name}", [int(getattr(s, name)) for s in sites], kind)
-    writer.put("site/micro_batch", [s.slot for s in sites], "<i4")
-    for number, name in enumerate(("source_rank", "destination_rank")):
-        writer.put(f"site/{name}", [s.peers[number] for s in sites], "<i4")
+    for name, kind in SITE.items():
+        writer.put(f"site/{name}", [_site_value(s, name) for s in sites], kind)
     tables = {"placement": trace.placements, "clock": trace.clocks, "run": trace.runs}
     for table, rows in tables.items():
         for name in (rows.dtype.names or ()) if len(rows) else ():
@@ -250,6 +234,14 @@ def _write(writer: Writer, trace: Trace) -> None:
         _write_calls(writer, trace, table, np.flatnonzero(trace.table == number))
 
 
+def _site_value(site: Site, column: str) -> Any:
+    """Return the value of a column of sites."""
+    source, destination = site.peers
+    others = {"micro_batch": site.slot, "source_rank": source}
+    others["destination_rank"] = destination
+    return others[column] if column in others else getattr(site, column)
+
+
 def _write_calls(writer: Writer, trace: Trace, table: str, calls: Int64) -> None:
     """Write the table of all calls of one shape."""
     of = trace.occurrences[calls]
@@ -261,8 +253,6 @@ def _write_calls(writer: Writer, trace: Trace, table: str, calls: Int64) -> None
     writer.put(f"{table}/layer", layer, "<i4")
     writer.put(f"{table}/micro_batch", slot, "<i4")
     writer.put(f"{table}/iteration", of.iteration, "<i8")
-    if of.evaluation is not None and of.evaluation.any():
-        writer.put(f"{table}/evaluation", of.evaluation, "|u1")
     for name, panel in sorted(trace.panels.items()):
         own, _, column = name.partition("/")
         if own == table and column not in ("wire", "volume"):
@@ -443,7 +433,6 @@ def _read(file: TraceFile, kind: type[T]) -> T:
     joined = {name: np.concatenate([p[name] for p in parts]) for name in CALL_COLUMNS}
     order = np.lexsort((joined["iteration"], joined["site"]))
     joined = {name: column[order] for name, column in joined.items()}
-    inside = joined["evaluation"].astype(bool)
     return kind(
         meta=Meta(**about, nodes=tuple(nodes) if any(nodes) else ()),
         groups=_read_groups(file),
@@ -454,7 +443,6 @@ def _read(file: TraceFile, kind: type[T]) -> T:
             sequence=joined["sequence"],
             matrix=joined["matrix"],
             transposed=joined["transposed"].astype(bool),
-            evaluation=inside if inside.any() else None,
         ),
         panels=panels,
         steps=Steps(
@@ -484,14 +472,11 @@ def _read_calls(
         "sequence": np.full(len(site), -1),
         "matrix": np.full(len(site), -1),
         "transposed": np.zeros(len(site), np.uint8),
-        "evaluation": np.zeros(len(site), np.uint8),
     }
     if kind == "call":
         columns["sequence"] = file.column(f"{table}/sequence", "<i8")
         columns["matrix"] = file.column(f"{table}/bytes_row", "<i4")
         columns["transposed"] = file.column(f"{table}/transposed", "|u1")
-    if "evaluation" in names:
-        columns["evaluation"] = file.column(f"{table}/evaluation", "|u1")
     length = {"member": lengths[0], "src": lengths[0], "dst": lengths[0]}
     length["expert"] = lengths[-1]
     panels = {}
@@ -516,17 +501,20 @@ def _read_groups(file: TraceFile) -> list[Group]:
 
 
 def _read_sites(file: TraceFile) -> list[Site]:
-    columns: dict[str, list[Any]] = {n: file.text(f"site/{n}") for n in SITE_TEXT}
-    for name, dtype in SITE_NUMBERS.items():
-        columns[name] = file.column(f"site/{name}", dtype).tolist()
-    columns["slot"] = file.column("site/micro_batch", "<i4").tolist()
-    columns["dropped"] = [DroppedForm(v) for v in columns["dropped"]]
-    columns["source"] = [Source(v) for v in columns["source"]]
-    source = file.column("site/source_rank", "<i4").tolist()
-    destination = file.column("site/destination_rank", "<i4").tolist()
-    columns["peers"] = list(zip(source, destination, strict=True))
-    rows = zip(*columns.values(), strict=True)
-    return [Site(**dict(zip(columns, values, strict=True))) for values in rows]
+    columns: dict[str, list[Any]] = {
+        name: file.column(f"site/{name}", kind).tolist()
+        if kind
+        else file.text(f"site/{name}")
+        for name, kind in SITE.items()
+    }
+    sites = []
+    for values in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values, strict=True))
+        peers = row.pop("source_rank"), row.pop("destination_rank")
+        slot = row.pop("micro_batch")
+        row |= {"dropped": DroppedForm(row["dropped"]), "source": Source(row["source"])}
+        sites.append(Site(**row, slot=slot, peers=peers))
+    return sites
 
 
 def _read_table(file: TraceFile, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

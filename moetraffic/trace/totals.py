@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Float64
 
 from .model import ROUTING, DroppedForm
 from .trace import Trace
@@ -23,23 +24,6 @@ class Totals:
     busiest_rank_over_mean: float  # NaN without a dispatch
 
 
-def all_to_all_bytes(trace: Trace, iterations: Int64 | None = None) -> tuple[int, int]:
-    """Return the bytes of all-to-alls, and the rank-local part of them.
-
-    ``iterations``: of these alone; None: of all, evaluation steps included.
-    """
-    total = kept = 0
-    for number in np.flatnonzero(trace.square & trace.has_bytes).tolist():
-        known = (trace.occurrences.site == number) & (trace.occurrences.matrix >= 0)
-        of = trace.complete(np.flatnonzero(known))
-        if iterations is not None:
-            of = of[np.isin(trace.occurrences.iteration[of], iterations)]
-        wire = trace.wire(of)
-        total += int(wire.sum())
-        kept += int(np.trace(wire, axis1=1, axis2=2).sum()) if len(of) else 0
-    return total, kept
-
-
 def dropped_share(trace: Trace) -> float | None:
     """Return the share of token copies that training iterations dropped.
 
@@ -53,10 +37,10 @@ def dropped_share(trace: Trace) -> float | None:
         return float("nan")
     lost = copies = 0
     for site in sites:
-        of = routed[trace.occurrences.site[routed] == site]
+        calls = routed[trace.occurrences.site[routed] == site]
         if trace.sites[site].dropped is DroppedForm.STORED:
-            lost += int(trace.dropped(of).sum())
-        copies += int(trace.demand(of).sum())
+            lost += int(trace.dropped(calls).sum())
+        copies += int(trace.demand(calls).sum())
     return lost / copies if copies else float("nan")
 
 
@@ -67,30 +51,33 @@ def totals(trace: Trace) -> Totals:
     micro-batch together) of the ratio of maximum to mean bytes received by a rank;
     rank-local tokens are included, as experts compute them too.
     """
-    sent, kept = all_to_all_bytes(trace, trace.iterations)
-    dispatches: dict[tuple[int, int], list[int]] = {}
-    for number, site in enumerate(trace.sites):
+    sent = kept = 0
+    every, when = trace.occurrences, trace.iterations
+    # by layer and micro-batch: bytes received [iterations, ranks], NaN: no record
+    received: dict[tuple[int, int], Float64] = defaultdict(
+        lambda: np.full((len(when), trace.meta.world), np.nan)
+    )
+    members: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for number in np.flatnonzero(trace.square & trace.has_bytes).tolist():
+        site = trace.sites[number]
+        calls = np.flatnonzero((every.site == number) & (every.matrix >= 0))
+        calls = trace.complete(calls[np.isin(every.iteration[calls], when)])
+        wire = trace.wire(calls)
+        sent += int(wire.sum())
+        kept += int(np.trace(wire, axis1=1, axis2=2).sum()) if len(calls) else 0
         if site.phase == "dispatch" and site.direction != "recompute":
-            dispatches.setdefault((site.layer, site.slot), []).append(number)
-    ratios = []
-    for sites in dispatches.values():
-        of = trace.complete(np.flatnonzero(np.isin(trace.occurrences.site, sites)))
-        of = of[np.isin(trace.occurrences.iteration[of], trace.iterations)]
-        when = np.unique(trace.occurrences.iteration[of])
-        received = np.zeros((len(when), trace.meta.world))
-        members = np.zeros(trace.meta.world, bool)
-        calls = np.zeros_like(received)
-        for number in sites:
-            ranks = np.array(trace.groups[trace.sites[number].group].ranks)
-            mine = of[trace.occurrences.site[of] == number]
-            rows = np.searchsorted(when, trace.occurrences.iteration[mine])
-            received[np.ix_(rows, ranks)] += trace.wire(mine).sum(axis=1)
-            calls[np.ix_(rows, ranks)] += 1
-            members[ranks] = True
-        received = received[calls[:, members].all(axis=1)][:, members]
-        received = received[received.any(axis=1)]
-        ratios.append(received.max(axis=1) / received.mean(axis=1))
-    over = np.concatenate(ratios) if ratios else np.zeros(0)
+            key, ranks = (site.layer, site.slot), trace.groups[site.group].ranks
+            members[key].update(ranks)
+            rows = np.searchsorted(when, every.iteration[calls])
+            cells = np.ix_(rows, np.array(ranks))
+            before = np.nan_to_num(received[key][cells])
+            received[key][cells] = before + wire.sum(axis=1)
+    ratios = [np.zeros(0)]
+    for key, table in received.items():
+        own = table[:, sorted(members[key])]
+        own = own[(own.max(axis=1, initial=0) > 0) & ~np.isnan(own).any(axis=1)]
+        ratios.append(own.max(axis=1) / own.mean(axis=1))
+    over = np.concatenate(ratios)
     return Totals(
         ranks=trace.meta.world,
         ep=trace.meta.ep,

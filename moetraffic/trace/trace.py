@@ -355,24 +355,20 @@ class Trace:
         ):
             if given is not None:
                 check_choice(name, given, names, TraceError)
-        asked = (operation, phase, layer, direction, slot, group)
-        of = (
-            (s.operation, s.phase, s.layer, s.direction, s.slot, s.group)
-            for s in self.sites
-        )
+        wanted = {
+            **{"operation": operation, "phase": phase, "layer": layer},
+            **{"direction": direction, "slot": slot, "group": group},
+        }
         fits = [
-            all(a in (None, v) for a, v in zip(asked, values, strict=True))
-            for values in of
+            all(v is None or getattr(site, n) == v for n, v in wanted.items())
+            for site in self.sites
         ]
         keep = np.array(fits, bool)[self.occurrences.site]
         when = self.occurrences.iteration
         if (span := iteration_range(iterations)) is not None:
             keep &= (when >= span.start) & (when < span.stop)
         if kind is not None:
-            of_kind = np.isin(when, self.steps.of_kind(kind))
-            if (inside := self.occurrences.evaluation) is not None:
-                of_kind = np.where(inside, kind == "evaluation", of_kind)
-            keep &= of_kind
+            keep &= np.isin(when, self.steps.of_kind(kind))
         return np.flatnonzero(keep)
 
     def at(self, sites: Int64, iterations: Int64) -> Int64:

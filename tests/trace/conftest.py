@@ -512,10 +512,10 @@ class Theatre:
             stage, matrix, ("dispatch", layer, ""), kind, row, direction, links[0]
         )
         if play.probabilities:
-            name = ("", layer, "probabilities")
+            name = ("", layer, "companion")
             self.send(stage, matrix, name, "float32", 4, direction, links[1])
         if play.scales:
-            name = ("", layer, "scale_factors")
+            name = ("", layer, "companion")
             self.send(stage, matrix, name, "float32", 8, direction)
         self.send(
             stage,
@@ -538,7 +538,7 @@ class Theatre:
             name = ("combine_grad", layer, "")
             self.send(stage, matrix, name, "bfloat16", 128, "backward", links[2])
             if play.probabilities:
-                name = ("", layer, "probabilities")
+                name = ("", layer, "companion")
                 self.send(stage, matrix.T, name, "float32", 4, "backward", links[1])
             if layer or play.first_gradient:
                 name = ("dispatch_grad", layer, "")

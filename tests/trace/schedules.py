@@ -283,7 +283,7 @@ class Play:
         if self.of.probabilities:
             links["probabilities"] = self.node(training=training)
             self.send(
-                matrix, direction, "", layer, "probabilities", dtype="float32", row=4,
+                matrix, direction, "", layer, "companion", dtype="float32", row=4,
                 link=links["probabilities"], given=given,
             )  # fmt: skip
         yield
@@ -306,7 +306,7 @@ class Play:
         yield
         if self.of.probabilities:
             self.send(
-                matrix.T, "backward", "", layer, "probabilities", dtype="float32",
+                matrix.T, "backward", "", layer, "companion", dtype="float32",
                 row=4, link=links["probabilities"],
             )  # fmt: skip
         if layer or self.of.first_gradient:

@@ -7,12 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.analysis import analyze
 from moetraffic.errors import TraceError
-from moetraffic.interop import ImportOptions, import_files, import_trace
-from moetraffic.report.views.info import info
+from moetraffic.interop import import_files
 from moetraffic.trace import PHASES, ROUTING, Trace
-from tests.interop.samples import routed_table
 
 from .conftest import make_trace
 
@@ -92,30 +89,10 @@ def test_a_matrix_is_an_array() -> None:
     assert (np.asarray(matrix) / 2 == matrix.values / 2).all()
 
 
-def test_repr_is_one_line_that_describes_the_trace() -> None:
-    assert repr(make_trace()) == (
-        "<Trace 'trace': captured run of größe, 4 ranks, 2 MoE layers, 8 experts, "
-        "39 training iterations, 520 calls, calls unknown (40 of 440)>"
-    )
-
-
 def test_rows_of_unknown_size_are_named(tmp_path: Path) -> None:
     Trace.from_arrays(DEMAND).save(tmp_path / "run.h5")
     assert "1 byte per token copy assumed" in repr(Trace.open(tmp_path / "run.h5"))
     assert "assumed" not in repr(Trace.from_arrays(DEMAND, row_bytes=1))
-
-
-def test_arrays_and_a_table_of_them_are_described_alike(tmp_path: Path) -> None:
-    """Neither has times, nor a parallel layout beyond its group."""
-    counts = np.random.default_rng().integers(1, 50, (40, 4, 8))
-    made = Trace.from_arrays(counts[:, None], row_bytes=8)
-    read = import_trace(
-        routed_table(tmp_path, counts), options=ImportOptions(row_bytes=8)
-    )
-    for trace in (made, read):
-        assert "imported run, 4 ranks, 1 MoE layer, 8 experts" in repr(trace)
-        assert ": imported, 4 ranks (ep 4, dp unknown)" in info(trace).head
-        assert "no times of steps: the imported run has none" in analyze(trace).notes
 
 
 def test_calls_are_a_tidy_table() -> None:

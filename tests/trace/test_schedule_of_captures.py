@@ -127,8 +127,10 @@ def by_ordinal(told: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def check(original: list[RankRecord]) -> None:
+    # in a pipeline, routers alone show the layers
+    piped = any(s.peers != (-1, -1) for record in original for s in record.sites)
     for links in (True, False):
-        for routing in (True, False):
+        for routing in (True, False)[: 1 if piped else 2]:
             for marks in (True, False):
                 bare = [
                     stripped(s, links=links, routing=routing, marks=marks)

@@ -17,7 +17,6 @@ from moetraffic.trace.merge import log_format as log
 from moetraffic.trace.merge.merging import merge_records
 from moetraffic.trace.merge.rank_log import read_rank
 from moetraffic.trace.merge.rank_record import RankRecord
-from moetraffic.trace.model import SiteNumbers
 from moetraffic.trace.provenance import source_clause, source_counts
 from tests.watch.logs import LAYERS, RankWriter, record
 
@@ -32,15 +31,6 @@ def sourced_record(rank: int, source: Source) -> RankRecord:
     record = make(rank)
     record.steps["source"] = source
     return replace(record, sites=tuple(replace(s, source=source) for s in record.sites))
-
-
-def test_sites_that_differ_in_their_sources_are_one_site_with_the_weakest() -> None:
-    sites = SiteNumbers()
-    first = Site(group=0, operation=ROUTING, layer=1, source=STATED)
-    assert sites.add(first) == 0
-    assert sites.add(replace(first, layer=2)) == 1
-    assert sites.add(replace(first, source=LINKED)) == 0
-    assert [s.source for s in sites.sites] == [LINKED, STATED]
 
 
 def test_a_merge_keeps_the_weakest_source_of_the_ranks() -> None:
@@ -90,17 +80,6 @@ def test_steps_that_the_calls_imply_are_inferred() -> None:
     steps = merge_records(records, "run").trace.steps
     assert len(steps.iteration)
     assert (steps.source == GUESSED).all()
-
-
-def test_files_keep_sources(tmp_path: Path) -> None:
-    trace = make_trace()
-    count = len(trace.steps.iteration)
-    sites = [replace(s, source=Source(n % 4)) for n, s in enumerate(trace.sites)]
-    steps = replace(trace.steps, source=np.arange(count, dtype=np.uint8) % 4)
-    trace.replaced(sites=sites, steps=steps).save(tmp_path / "run.h5")
-    with Trace.open(tmp_path / "run.h5") as read:
-        assert [s.source for s in read.sites] == [s.source for s in sites]
-        assert read.steps.source.tolist() == steps.source.tolist()
 
 
 def test_a_capture_without_annotations_says_how_it_was_named() -> None:

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES, ROUTING, Meta, Trace
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
-from moetraffic.trace.panel import count_equal
 from tests.timed import with_times
 
 
@@ -178,14 +175,6 @@ def test_offsets_between_clock_knots_are_interpolated() -> None:
     assert to_common(clocks, ranks, before).tolist() == [
         [50, 10**15 - 400, UNKNOWN_TIME]
     ]
-
-
-@given(st.lists(st.integers(-2, 3)))
-def test_running_counts_number_each_value_by_itself(keys: list[int]) -> None:
-    counts = count_equal(np.array(keys, np.int64))
-    for value in set(keys):
-        mine = counts[np.array(keys) == value].tolist()
-        assert mine == list(range(len(mine)))
 
 
 def test_a_real_capture_keeps_the_invariants(captured: Path) -> None:

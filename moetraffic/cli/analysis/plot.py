@@ -23,7 +23,7 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.result import Result
 from moetraffic.trace import Trace
-from moetraffic.trace.iterations import layer_numbers, number_list
+from moetraffic.trace.iterations import layer_numbers, numbers
 
 NAMES = (
     *("traffic", "demand", "load", "timeline", "entropy", "forecasts", "spectrum"),
@@ -187,7 +187,7 @@ def _iterations(asked: str | None, trace: Trace) -> list[int]:
     there = trace.steps.iteration.tolist()
     if not there:
         raise AnalysisError(f"{trace.name} has no step, so there is nothing to draw")
-    chosen = [] if asked is None else list(number_list(asked, "iterations"))
+    chosen = list(numbers(asked, "iterations") or ())
     if not set(chosen) <= set(there):
         raise AnalysisError(
             f"iterations are numbers from {there[0]} to {there[-1]} with commas "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,56 +11,29 @@ from moetraffic.trace.panel import count_equal
 
 from .calls import Calls
 
-
-class Shared:
-    """Values of collectives, keyed so that all members of a group can look them up."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Int64, Int64]] = {}
-
-    def values(self, calls: Calls) -> Int64:
-        """Return each call's value as set by other members, ``[n]``; -1 for none."""
-        values = np.full(len(calls.table), -1, np.int64)
-        for group, own, keys in collectives(calls):
-            if group in self._known and len(own):
-                known, numbers = self._known[group]
-                place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-                values[own] = np.where(known[place] == keys, numbers[place], -1)
-        return values
-
-    def add(self, calls: Calls, values: Int64) -> None:
-        """Add a value for each call, ``[n]``, -1 for none; earlier values are kept."""
-        for group, every, all_keys in collectives(calls):
-            kept = values[every] >= 0
-            own, keys = every[kept], all_keys[kept]
-            if len(own):
-                known, before = self._known.get(group, (keys[:0], values[:0]))
-                joined, first = np.unique(
-                    np.concatenate([known, keys]), return_index=True
-                )
-                self._known[group] = (
-                    joined,
-                    np.concatenate([before, values[own]])[first],
-                )
+NONE = np.iinfo(np.int64).max
 
 
-def collectives(calls: Calls) -> Iterator[tuple[int, Int64, Int64]]:
-    """Match a rank's calls with those of the other members of each group.
+def collectives(every: Sequence[Calls]) -> tuple[dict[int, Int64], int]:
+    """Number collectives, equal on all members.
 
-    Yields
-    ------
-    group, own, keys
-        Number of the group; ``[m]`` indices of the calls; ``[m]`` keys, equal on all
-        members.
+    Returns the number of each call by rank, ``[n]``, -1 for other calls; and how many
+    collectives there are.
     """
-    of_site = np.array([s.group for s in calls.sites], np.int64)
-    group = np.where(calls.table["sequence"] < 0, -1, of_site[calls.table["site"]])
-    for number in np.unique(group[group >= 0]).tolist():
-        own = np.flatnonzero(group == number)
-        sequence = calls.table["sequence"][own].astype(np.int64)
+    keys = {}
+    for calls in every:
+        group = np.array([s.group for s in calls.sites], np.int64)
+        sequence = calls.table["sequence"].astype(np.int64)
+        key = (group[calls.table["site"]] << 27) + sequence
         # groups that continue each other count separately: the first call of a number
         # is the same on all members, and so is the second
-        yield number, own, (count_equal(sequence) << 40) + sequence
+        keys[calls.rank] = np.where(sequence < 0, -1, (count_equal(key) << 43) + key)
+    distinct = np.unique(np.concatenate([np.zeros(0, np.int64), *keys.values()]))
+    numbers = {
+        rank: np.where(key < 0, -1, np.searchsorted(distinct, key))
+        for rank, key in keys.items()
+    }
+    return numbers, len(distinct)
 
 
 def agree(every: Sequence[Calls], names: Mapping[int, Int64]) -> int:
@@ -69,19 +42,20 @@ def agree(every: Sequence[Calls], names: Mapping[int, Int64]) -> int:
     A record that ends early may determine less.  Calls whose members differ are set to
     -1; the result is their number.
     """
-    shared, conflicts = Shared(), Shared()
-    differ = 0
+    numbers, count = collectives(every)
+    # by collective; the last element is that of other calls
+    least, most = np.full(count + 1, NONE), np.full(count + 1, -1)
     for calls in every:
-        own, before = names[calls.rank], shared.values(calls)
-        wrong = (before >= 0) & (own >= 0) & (before != own)
-        differ += int(wrong.sum())
-        shared.add(calls, own)
-        conflicts.add(calls, np.where(wrong, 1, -1))
+        own, place = names[calls.rank], numbers[calls.rank]
+        named = (own >= 0) & (place >= 0)
+        np.minimum.at(least, place[named], own[named])
+        np.maximum.at(most, place[named], own[named])
+    differ = (most >= 0) & (least != most)
     for calls in every:
-        own = names[calls.rank]
-        own[:] = np.where(calls.bare & (own < 0), shared.values(calls), own)
-        own[conflicts.values(calls) >= 0] = -1
-    return differ
+        own, place = names[calls.rank], numbers[calls.rank]
+        own[:] = np.where(calls.bare & (own < 0), most[place], own)
+        own[differ[place]] = -1
+    return int(differ.sum())
 
 
 def fill_steps(
@@ -92,29 +66,28 @@ def fill_steps(
     ``steps`` are by rank, ``[n]``, where they are known.  None if two members of a
     collective have it in different steps, or a rank shares no collective with others.
     """
-    shared, numbered = Shared(), dict[int, Int64]()
-    waiting = {calls.rank: calls for calls in every}
-    for calls in every:
-        if calls.rank in steps:
-            own, theirs = steps[calls.rank], shared.values(calls)
-            if ((theirs >= 0) & (own >= 0) & (theirs != own)).any():
-                return None
-            numbered[calls.rank] = own
-            shared.add(calls, own)
-            del waiting[calls.rank]
-    while waiting:
-        known = []
-        for calls in waiting.values():
-            own = shared.values(calls)
-            if (own >= 0).any():
-                # calls between the collectives of two steps belong to the later step
-                later = np.where(own < 0, np.iinfo(np.int64).max, own)[::-1]
-                later = np.minimum.accumulate(later)[::-1]
-                known.append((calls, np.minimum(later, own.max())))
-        if not known:
+    numbers, count = collectives(every)
+    shared = np.full(count + 1, -1)  # step of each collective
+    numbered: dict[int, Int64] = {}
+
+    def add(rank: int, own: Int64) -> None:
+        numbered[rank] = own
+        shared[numbers[rank]] = np.where(numbers[rank] < 0, -1, own)
+
+    for rank, own in steps.items():
+        theirs = shared[numbers[rank]]
+        if ((theirs >= 0) & (theirs != own)).any():
             return None
-        for calls, own in known:
-            numbered[calls.rank] = own
-            shared.add(calls, own)
-            del waiting[calls.rank]
+        add(rank, own)
+    waiting = [calls.rank for calls in every if calls.rank not in steps]
+    while waiting:
+        ready = [rank for rank in waiting if (shared[numbers[rank]] >= 0).any()]
+        if not ready:
+            return None
+        rank = ready[0]
+        own = shared[numbers[rank]]
+        # calls between the collectives of two steps belong to the later step
+        later = np.minimum.accumulate(np.where(own < 0, NONE, own)[::-1])[::-1]
+        add(rank, np.minimum(later, own.max()))
+        waiting.remove(rank)
     return numbered

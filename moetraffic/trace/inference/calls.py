@@ -16,9 +16,15 @@ import numpy.typing as npt
 
 from moetraffic.arrays import Bool, Int64, UInt64
 from moetraffic.trace.merge.rank_record import Record
-from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Group, Site
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    ROUTING,
+    UNKNOWN_TIME,
+    Group,
+    Site,
+    Source,
+)
 
-FEW = 8  # up to this number, row sizes distinguish kinds of calls
 CHUNK = 1 << 22  # values processed at a time
 
 
@@ -69,22 +75,17 @@ class Calls:
         return self.where([s.operation == ROUTING for s in self.sites])
 
     @cached_property
-    def kind(self) -> Int64:
-        """Number of the kind of each call, independent of its splits, ``[n]``.
+    def undirected(self) -> Bool:
+        """Mask of the calls whose direction is unknown, ``[n]``."""
+        return self.where([not s.direction for s in self.sites])
 
-        Calls are of one kind if all attributes of their site are equal; row bytes are
-        ignored where one kind of call has many (a capacity that varies with the batch).
-        """
+    @cached_property
+    def kind(self) -> Int64:
+        """Number of the kind of each call, independent of its row size, ``[n]``."""
         plain = [replace(s, row_bytes=0) for s in self.sites]
-        sizes: dict[Site, set[int]] = {}
-        for site, bare in zip(self.sites, plain, strict=True):
-            sizes.setdefault(bare, set()).add(site.row_bytes)
-        numbers: dict[Site, int] = {}
-        by_site = [
-            numbers.setdefault(site if len(sizes[bare]) <= FEW else bare, len(numbers))
-            for site, bare in zip(self.sites, plain, strict=True)
-        ]
-        return np.asarray(np.array(by_site, np.int64)[self.table["site"]], np.int64)
+        numbers = {site: number for number, site in enumerate(dict.fromkeys(plain))}
+        by_site = np.array([numbers[site] for site in plain], np.int64)
+        return np.asarray(by_site[self.table["site"]], np.int64)
 
 
 def gather_calls(record: Record, rank: int) -> Calls:
@@ -126,13 +127,12 @@ def gather_calls(record: Record, rank: int) -> Calls:
     )
 
 
-def time_span(table: npt.NDArray[Any]) -> tuple[int, int]:
-    """Return the first and last known time of calls, ns; UNKNOWN_TIME for none."""
-    times = np.concatenate([table["issue"], table["end"]])
+def inferred_step(calls: Calls, number: int, kind: str, own: Bool) -> tuple[Any, ...]:
+    """Return the RANK_STEP of a rank's calls ``own [n]``, with their time span."""
+    times = np.concatenate([calls.table[name][own] for name in ("issue", "end")])
     times = times[times != UNKNOWN_TIME]
-    if not len(times):
-        return UNKNOWN_TIME, UNKNOWN_TIME
-    return int(times.min()), int(times.max())
+    span = (int(times.min()), int(times.max())) if len(times) else (UNKNOWN_TIME,) * 2
+    return number, np.nan, -1, *span, Source.INFERRED, kind, calls.rank
 
 
 def _fingerprints(rows: npt.NDArray[Any]) -> tuple[UInt64, UInt64, Int64, Bool]:

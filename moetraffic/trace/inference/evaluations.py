@@ -9,9 +9,8 @@ of their own, before or after it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from moetraffic.trace.merge.rank_record import RANK_STEP, CallingModule, Record
 from moetraffic.trace.model import UNKNOWN_TIME, Source
 
 from .agreement import fill_steps
-from .calls import Calls, time_span
+from .calls import Calls, inferred_step
 from .units import Role, Unit
 
 TRAINED = 0.5  # minimum share of steps with a backward for classifying the others
@@ -30,163 +29,139 @@ WHOLE, BEFORE, AFTER = "whole", "before", "after"
 
 def annotated_units(calls: Calls) -> list[Unit]:
     """Collect the annotated forward dispatches of a rank, with their combines."""
-    units: list[Unit] = []
     current: dict[int, Unit] = {}
+    units: list[Unit] = []
     wanted = calls.where([s.direction == "forward" and s.phase for s in calls.sites])
     for place in np.flatnonzero(calls.exchange & wanted).tolist():
         site = calls.sites[calls.table["site"][place]]
-        unit = current.get(site.layer)
-        if unit is None or site.phase == "dispatch":
+        if site.phase == "dispatch" or site.layer not in current:
             iteration = int(calls.table["iteration"][place])
             unit = Unit(calls.rank, iteration, recomputed=False, layer=site.layer)
             units.append(unit)
             current[site.layer] = unit
-        unit.calls.append(place)
-        unit.roles.append(Role(site.phase))
+        current[site.layer].calls.append(place)
+        current[site.layer].roles.append(Role(site.phase))
     return units
 
 
-def trained_units(
+def classify_passes(
     calls: Calls,
     units: Sequence[Unit],
     partner: Int64,
     modules: Sequence[CallingModule],
-) -> dict[int, bool]:
-    """Return whether each unit of a rank, by its ``id``, is part of a training pass.
+) -> set[int]:
+    """Set whether units are of a training pass; return the unclear iterations.
 
-    ``partner`` is the forward call of each gradient, ``[n]``, -1 if unknown.
+    ``partner`` is the forward call of each gradient, ``[n]``, -1 if unknown.  An
+    iteration is unclear if some of its training passes lack gradients: such a pass is
+    no micro-batch, if the program did not use its loss.
     """
     backward = calls.where([s.direction == "backward" for s in calls.sites])
     backward &= calls.exchange
-    known = int((partner >= 0).sum()) >= max(1, TRAINED * int(backward.sum()))
+    linked = np.zeros(len(calls.table), bool)
+    linked[partner[partner >= 0]] = True
+    known = linked.sum() >= max(1, TRAINED * backward.sum())
     evaluates = calls.table["evaluates"]
-    recorded = calls.table["grad"] == 1
+    recorded = linked | (calls.table["grad"] == 1)
     recorded |= (calls.table["module_call"] > 0) & (evaluates == 0)
-    recorded[partner[partner >= 0]] = True
-    trained, sure = dict[int, bool](), set[int]()
-    for unit in units:
-        own = unit.calls
-        unsure = not (known or unit.module)
-        trained[id(unit)] = unsure or unit.recomputed or bool(recorded[own].any())
-        if (evaluates[own] == IN_EVALUATION_MODE).all():
-            sure.add(id(unit))
-    for part in _passes(units, modules):
-        if any(trained[id(unit)] for unit in part):
-            for unit in part:
-                trained[id(unit)] |= id(unit) not in sure
-    return trained
-
-
-def unclear_iterations(
-    units: Sequence[Unit],
-    partner: Int64,
-    modules: Sequence[CallingModule],
-    trained: Mapping[int, bool],
-) -> set[int]:
-    """Return the iterations with training passes of which some lack gradients.
-
-    Such a pass is no micro-batch, if the program did not use its loss.
-    """
-    with_gradient = set(partner[partner >= 0].tolist())
     states: dict[int, set[bool]] = defaultdict(set)
-    for part in _passes(units, modules):
-        if any(trained[id(unit)] for unit in part):
-            linked = any(not with_gradient.isdisjoint(unit.calls) for unit in part)
-            states[part[0].iteration].add(linked)
-    return {iteration for iteration, linked in states.items() if len(linked) > 1}
+    for passed in _passes(units, modules):
+        trains = [
+            bool(recorded[u.calls].any()) or not (known or u.module) for u in passed
+        ]
+        for unit, own in zip(passed, trains, strict=True):
+            in_evaluation = (evaluates[unit.calls] == IN_EVALUATION_MODE).all()
+            unit.trained = own or (any(trains) and not in_evaluation)
+        if any(trains):
+            has_gradient = any(bool(linked[unit.calls].any()) for unit in passed)
+            states[passed[0].iteration].add(has_gradient)
+    return {iteration for iteration, kinds in states.items() if len(kinds) > 1}
 
 
 def _passes(
     units: Sequence[Unit], modules: Sequence[CallingModule]
-) -> Iterable[list[Unit]]:
+) -> Iterator[list[Unit]]:
     """Split units into forward passes: of one model, each of its layers once."""
-    part, last = list[Unit](), None
-    seen = set[tuple[int, int]]()
+    passed, last = list[Unit](), None
+    layers = set[tuple[int, int]]()
     for unit in sorted(units, key=lambda u: u.calls[0]):
         if unit.recomputed:
             continue
         layer = unit.module, -1 if unit.module else unit.layer
         model = modules[unit.module - 1].model if unit.module else -1
-        if layer in seen or (unit.iteration, model) != last:
-            if part:
-                yield part
-            part, last = [], (unit.iteration, model)
-            seen.clear()
-        part.append(unit)
-        seen.add(layer)
-    if part:
-        yield part
+        if passed and (layer in layers or (unit.iteration, model) != last):
+            yield passed
+            passed = []
+            layers.clear()
+        last = unit.iteration, model
+        passed.append(unit)
+        layers.add(layer)
+    if passed:
+        yield passed
 
 
 def with_evaluations(
-    record: Record,
-    every: Sequence[Calls],
-    units: Sequence[Unit],
-    trained: Mapping[int, bool],
+    record: Record, every: Sequence[Calls], units: Sequence[Unit]
 ) -> Record:
     """Make evaluations within training iterations iterations of their own.
 
     Marked training steps that have no pass with a gradient are evaluations.
     """
-    evaluated: dict[int, Bool] = {}
     own: dict[int, list[Unit]] = defaultdict(list)
     for unit in units:
         own[unit.rank].append(unit)
-    for calls in every:
-        if own[calls.rank] or calls.table["module_call"].any():
-            evaluated[calls.rank] = _evaluated(calls, own[calls.rank], trained)
+    evaluated = {
+        calls.rank: _evaluated(calls, own[calls.rank])
+        for calls in every
+        if own[calls.rank] or calls.table["module_call"].any()
+    }
     places = _places(every, evaluated)
-    trains = sum(place != WHOLE for place in places.values())
-    if trains < TRAINED * len(places):
+    if sum(place != WHOLE for place in places.values()) < TRAINED * len(places):
         return record  # nothing is known to train
     steps = record.steps.copy()
-    whole = [i for i, place in places.items() if place == WHOLE]
-    lone = np.isin(steps["iteration"], whole) & (steps["kind"] == "train")
+    alone = [number for number, place in places.items() if place == WHOLE]
+    lone = np.isin(steps["iteration"], alone) & (steps["kind"] == "train")
     steps["kind"][lone], steps["source"][lone] = "evaluation", Source.INFERRED
     record = replace(record, steps=steps)
+    if record.meta.every == 1 and {BEFORE, AFTER} & {*places.values()}:
+        record, new = _split(record, every, evaluated, places)
+    else:
+        new = set()
     last = max(places, default=-1)
-    if places.get(last) == WHOLE and last not in steps["iteration"]:
-        record = _with_last(record, every, last)
-    if not {BEFORE, AFTER} & set(places.values()) or record.meta.every != 1:
-        return record
-    return _split(record, every, evaluated, places)
-
-
-def _with_last(record: Record, every: Sequence[Calls], number: int) -> Record:
-    """Add the evaluation after the last training step, if the capture was closed."""
-    if not all(rank.closed for rank in record.ranks.values()):
-        return record
-    rows = []
-    for calls in every:
-        own = calls.table[calls.table["iteration"] == number]
-        made = (Source.INFERRED, "evaluation", calls.rank)
-        rows.append((number, np.nan, -1, *time_span(own), *made))
+    # an evaluation after the last step, if the capture was closed
+    closed = all(rank.closed for rank in record.ranks.values())
+    if closed and places.get(last) == WHOLE and last not in steps["iteration"]:
+        new.add(int(record.calls["iteration"].max()))
+    rows = [
+        inferred_step(calls, number, "evaluation", own_calls)
+        for calls in every
+        for number in sorted(new)
+        for own_calls in [record.calls["iteration"][calls.place] == number]
+    ]
     steps = np.concatenate([record.steps, np.array(rows, RANK_STEP)])
     order = np.lexsort((steps["iteration"], steps["rank"]))
     return replace(record, steps=steps[order])
 
 
-def _evaluated(
-    calls: Calls, units: Sequence[Unit], trained: Mapping[int, bool]
-) -> Bool:
+def _evaluated(calls: Calls, units: Sequence[Unit]) -> Bool:
     """Return which calls of a rank are of evaluations, ``[n]``.
 
     Other calls belong to the pass before them; the first ones to the pass after them.
     """
-    # without a module, unknown but for units
+    # 1: trains, 0: evaluates, -1: unknown; without a module, but for units
     state = np.where(calls.table["module_call"] > 0, calls.table["evaluates"], 1)
     state = np.where(state == 1, -1, state == 0)
     for unit in units:
-        state[unit.calls] = trained[id(unit)]
+        state[unit.calls] = unit.trained
     state[calls.backward] = 1
     iteration = calls.table["iteration"]
     begins = np.flatnonzero(np.diff(iteration, prepend=iteration[:1] - 1))
     for first, end in zip(begins, [*begins[1:], len(state)], strict=True):
-        part = state[first:end]
-        known = np.flatnonzero(part >= 0)
+        own = state[first:end]
+        known = np.flatnonzero(own >= 0)
         if len(known):
-            last = np.searchsorted(known, np.arange(len(part)), side="right") - 1
-            part[:] = part[known[np.maximum(last, 0)]]
+            last = np.searchsorted(known, np.arange(len(own)), side="right") - 1
+            own[:] = own[known[np.maximum(last, 0)]]
     return np.asarray(state == 0, bool)
 
 
@@ -200,16 +175,15 @@ def _places(every: Sequence[Calls], evaluated: Mapping[int, Bool]) -> dict[int, 
         if calls.rank not in evaluated:
             continue
         iteration, mask = calls.table["iteration"], evaluated[calls.rank]
-        numbers, first = np.unique(iteration, return_index=True)
-        counts = np.bincount(np.searchsorted(numbers, iteration), mask)
-        sizes = np.bincount(np.searchsorted(numbers, iteration))
-        for number, begin, count, size in zip(
-            numbers.tolist(), first, counts, sizes, strict=True
-        ):
-            place = BEFORE if mask[begin] else AFTER
-            place = WHOLE if count == size else place if count else ""
-            places[number].add(place)
-    return {n: next(iter(p)) if len(p) == 1 else "" for n, p in sorted(places.items())}
+        numbers, first, size = np.unique(
+            iteration, return_index=True, return_counts=True
+        )
+        count = np.bincount(np.searchsorted(numbers, iteration), mask)
+        place = np.where(mask[first], BEFORE, AFTER)
+        place = np.where(count == size, WHOLE, np.where(count > 0, place, ""))
+        for number, name in zip(numbers.tolist(), place.tolist(), strict=True):
+            places[number].add(name)
+    return {n: p.pop() if len(p) == 1 else "" for n, p in sorted(places.items())}
 
 
 def _split(
@@ -217,54 +191,39 @@ def _split(
     every: Sequence[Calls],
     evaluated: Mapping[int, Bool],
     places: Mapping[int, str],
-) -> Record:
-    """Number the evaluations and all iterations again."""
-    last = max(
+) -> tuple[Record, set[int]]:
+    """Number all iterations again; return the numbers of those that are new."""
+    count = 1 + max(
         int(record.calls["iteration"].max()), int(record.steps["iteration"].max())
     )
-    train, evaluation = np.zeros((2, last + 1), np.int64)
-    shift = 0
-    for number in range(last + 1):
-        place = places.get(number, "")
-        train[number] = evaluation[number] = number + shift
-        if place in (BEFORE, AFTER):
-            shift += 1
-            (train if place == BEFORE else evaluation)[number] += 1
+    before, after = (
+        np.array([places.get(n) == place for n in range(count)], bool)
+        for place in (BEFORE, AFTER)
+    )
+    split = before | after
+    first = np.arange(count) + np.cumsum(split) - split
+    train, evaluation = first + before, first + after
     numbers = {}
     for calls in every:
         if calls.rank in evaluated:
-            iteration = calls.table["iteration"]
+            iteration, mask = calls.table["iteration"], evaluated[calls.rank]
             numbers[calls.rank] = np.where(
-                evaluated[calls.rank], evaluation[iteration], train[iteration]
+                mask, evaluation[iteration], train[iteration]
             )
     filled = fill_steps(every, numbers)
     if filled is None:
-        return record
-    table, steps, rows = record.calls.copy(), record.steps.copy(), list[Any]()
+        return record, set()
+    table, steps = record.calls.copy(), record.steps.copy()
     for calls in every:
         table["iteration"][calls.place] = filled[calls.rank]
-    split = [n for n, place in places.items() if place in (BEFORE, AFTER)]
     for row in steps:
         number = int(row["iteration"])
         row["iteration"] = train[number]
-        if number in split:
-            held = (table["rank"] == row["rank"]) & (
-                table["iteration"] == max(train[number], evaluation[number])
-            )
+        if split[number]:
             # the later of both begins with its first call
-            issue = table["issue"][held]
-            middle = int(issue.min()) if len(issue) else UNKNOWN_TIME
-            begin, end = int(row["start"]), int(row["end"])
-            if places[number] == BEFORE:
-                row["start"], end = middle, middle
-            else:
-                row["end"], begin = middle, middle
-            rows.append(
-                (
-                    *(evaluation[number], np.nan, -1, begin, end, Source.INFERRED),
-                    *("evaluation", row["rank"]),
-                )
+            own = (table["rank"] == row["rank"]) & (
+                table["iteration"] == first[number] + 1
             )
-    steps = np.concatenate([steps, np.array(rows, RANK_STEP)])
-    order = np.lexsort((steps["iteration"], steps["rank"]))
-    return replace(record, calls=table, steps=steps[order])
+            middle = table["issue"][own].min() if own.any() else UNKNOWN_TIME
+            row["start" if before[number] else "end"] = middle
+    return replace(record, calls=table, steps=steps), set(evaluation[split].tolist())

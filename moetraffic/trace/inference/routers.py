@@ -8,26 +8,15 @@ is that of the layer's dispatch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Bool, Int64
 from moetraffic.trace.merge.rank_record import Record
-from moetraffic.trace.model import (
-    ALL_TO_ALL,
-    PLACEMENT,
-    ROUTING,
-    Group,
-    Site,
-    SiteNumbers,
-    Source,
-)
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Site, SiteNumbers, Source
 
-AGAIN = ("backward", "recompute")
-ROUTED, ANNOTATED = 1, 2
 ROUTER = "router"
 """Label of the routings that the hook on a router reads."""
 
@@ -37,22 +26,42 @@ UNMATCHED = (
 )
 
 
+def with_sites(record: Record, change: Callable[[int, Site], Site]) -> Record:
+    """Replace the sites of each rank's calls by ``change(rank, site)``."""
+    sites, calls = SiteNumbers(record.sites), record.calls.copy()
+    for rank, place in record.calls_of.items():
+        own = calls[place]
+        numbers, row = np.unique(own["site"], return_inverse=True)
+        new = [change(rank, record.sites[number]) for number in numbers.tolist()]
+        members = [record.groups[site.group].ranks.index(rank) for site in new]
+        own["site"] = np.array([sites.add(site) for site in new], np.int64)[row]
+        own["member"] = np.array(members, np.int64)[row]
+    return replace(record, calls=calls, sites=tuple(sites.sites))
+
+
 def with_annotated_layers(record: Record) -> tuple[Record, str]:
     """Give calls in a router's layer the layer that its dispatch is annotated with.
 
-    Evidence is a routing that the next all-to-all of its rank, exchanges of integers
-    aside, follows with an annotated layer.  Routers are matched only if each layer of a
-    rank has one annotation in all steps, and no two layers have the same.
+    Evidence is a routing that the next all-to-all of its rank follows with an annotated
+    layer.  Routers are matched only if each layer of a rank has one annotation in all
+    steps, and no two layers have the same.
 
     Returns the record, and a remark if the layers of a rank could not be matched.
     """
-    role = np.array([_role(site) for site in record.sites], np.int64)
-    if not {ROUTED, ANNOTATED} <= set(role.tolist()):
+    sites = record.sites
+    ahead = np.array([s.layer >= 0 and s.direction in ("forward", "") for s in sites])
+    linked = np.array([s.source == Source.LINKED for s in sites])
+    operation = np.array([s.operation for s in sites])
+    hooked = ahead & linked & (operation == ROUTING)
+    stated = ahead & ~linked & (operation == ALL_TO_ALL)
+    if not (hooked.any() and stated.any()):
         return record, ""
+    layer_of = np.array([s.layer for s in sites], np.int64)
     layers, remark = dict[int, Mapping[int, int]](), ""
-    for rank in record.ranks:
-        called = record.calls["site"][record.calls_of[rank]]
-        matched = _matched(record.sites, role, called)
+    for rank, place in record.calls_of.items():
+        called = record.calls["site"][place]
+        called = called[(hooked | stated)[called]]
+        matched = _matched(layer_of[called], hooked[called])
         if matched is None:
             remark = UNMATCHED
         else:
@@ -60,63 +69,45 @@ def with_annotated_layers(record: Record) -> tuple[Record, str]:
     return with_router_layers(record, layers), remark
 
 
+def _matched(layer: Int64, hooked: Bool) -> dict[int, int] | None:
+    """Return the annotated layer by the layer of the hook, None if contradictory.
+
+    ``layer`` ``[n]`` are those of a rank's calls, ``hooked`` whether a hook reports it.
+    """
+    follows = hooked[:-1] & ~hooked[1:]
+    pairs = np.unique(np.stack([layer[:-1][follows], layer[1:][follows]]), axis=1)
+    matched = dict(pairs.T.tolist())
+    reported, annotated = {*layer[hooked].tolist()}, {*layer[~hooked].tolist()}
+    distinct = len(matched) == pairs.shape[1] == len({*matched.values()})
+    if distinct and not (reported - matched.keys()) & {*matched.values()}:
+        return matched
+    return {} if reported <= annotated else None
+
+
 def with_router_layers(
     record: Record, layers: Mapping[int, Mapping[int, int]]
 ) -> Record:
     """Change the layers that hooks report: by rank, the layer by the reported one."""
-    if not any(layers.values()):
-        return record
-    sites, calls = SiteNumbers(record.sites), record.calls.copy()
-    moved = set[tuple[int, int, int]]()
-    for rank, of_rank in layers.items():
-        own = calls[record.calls_of[rank]]
-        called = own["site"].copy()
-        for number in np.unique(called).tolist():
-            site = record.sites[number]
-            layer = of_rank.get(site.layer, site.layer)
-            if site.source != Source.LINKED or layer == site.layer:
-                continue
-            if site.operation == ROUTING:
-                moved.add((site.group, site.layer, layer))
-            own["site"][called == number] = sites.add(replace(site, layer=layer))
-    placements, before = record.placements, record.placements
-    for group, reported, layer in sorted(moved):
-        given = (before["group"] == group) & (before["layer"] == reported)
-        known = (placements["group"] == group) & (placements["layer"] == layer)
-        if not known.any():  # else configured by the number of the annotation
-            rows = before[given].copy()
-            rows["layer"] = layer
-            placements = np.concatenate([placements, rows])
-    used = {
-        (sites.sites[n].group, sites.sites[n].layer)
-        for n in np.unique(calls["site"]).tolist()
-        if sites.sites[n].operation == ROUTING
-    }
-    left = {(group, reported) for group, reported, _ in moved} - used
-    pairs = zip(placements["group"].tolist(), placements["layer"].tolist(), strict=True)
-    kept = np.array([pair not in left for pair in pairs], bool)
-    return replace(
-        record, calls=calls, sites=tuple(sites.sites), placements=placements[kept]
-    )
+
+    def change(rank: int, site: Site) -> Site:
+        if site.source != Source.LINKED:
+            return site
+        return replace(site, layer=layers.get(rank, {}).get(site.layer, site.layer))
+
+    return with_sites(record, change) if any(layers.values()) else record
 
 
 def without_read_routings(record: Record) -> Record:
-    """Remove a rank's reading of a router that the program's first report replaces.
+    """Remove a rank's readings of a router whose routing the program reports itself.
 
     The hook of a layer's router reads the first call before it knows of the report.
     """
     calls, sites = record.calls, record.sites
-    routed = np.flatnonzero(record.site_mask([s.operation == ROUTING for s in sites]))
-    layer = np.array([s.layer for s in sites], np.int64)[calls["site"][routed]]
-    keys = np.stack([calls["rank"][routed], layer])
-    order = np.lexsort(keys[::-1])  # by rank and layer, in the order of the calls
-    routed, keys = routed[order], keys[:, order]
-    read = record.site_mask([s.label == ROUTER for s in sites])[routed]
-    reported = np.flatnonzero(~read)
-    _, first = np.unique(keys[:, reported], axis=1, return_index=True)
-    after = reported[first]
-    after = after[(after > 0) & (keys[:, after - 1] == keys[:, after]).all(axis=0)]
-    removed = routed[after - 1]
+    layer = np.array([s.layer for s in sites], np.int64)[calls["site"]]
+    key = (calls["rank"].astype(np.int64) << 32) + layer
+    routed = record.site_mask([s.operation == ROUTING for s in sites])
+    read = routed & record.site_mask([s.label == ROUTER for s in sites])
+    removed = np.flatnonzero(read & np.isin(key, key[routed & ~read]))
     if not len(removed):
         return record
     after_gap = record.after_gap.copy()
@@ -131,100 +122,25 @@ def without_read_routings(record: Record) -> Record:
 def with_groups(record: Record) -> Record:
     """Assign routings whose group is unknown to the group of their layer's dispatch.
 
-    A program may also report a group whose ranks are those of the dispatch's group.
+    A program that reports a routing without a group reports it for all ranks; it may
+    also report a group whose ranks are those of the dispatch's group.
     """
-    if not any(site.operation == ROUTING for site in record.sites):
-        return record
-    sites, calls = SiteNumbers(record.sites), record.calls.copy()
-    wide = record.placements
-    placements, rebound = wide, np.zeros(len(wide), bool)
-    for rank in record.ranks:
-        own = calls[record.calls_of[rank]]
-        called = own["site"].copy()
-        numbers, first = np.unique(called, return_index=True)
-        used = [record.sites[n] for n in numbers[np.argsort(first)].tolist()]
-        groups: dict[int, int] = {}
-        for site in used:
-            if site.phase == "dispatch":
-                groups.setdefault(site.layer, site.group)
-        for number in numbers.tolist():
+    group_of: dict[tuple[int, int], int] = {}  # by rank and layer
+    for rank, place in record.calls_of.items():
+        numbers, first = np.unique(record.calls["site"][place], return_index=True)
+        for number in numbers[np.argsort(first)].tolist():
             site = record.sites[number]
-            group = groups.get(site.layer, site.group)
-            same = record.groups[group].ranks == record.groups[site.group].ranks
-            if site.operation != ROUTING or group == site.group:
-                continue
-            if not (same or _unbound(site, record)):
-                continue
-            placements = _rebound(placements, site, group, record.groups)
-            rebound |= (wide["group"] == site.group) & (wide["layer"] == site.layer)
-            new = sites.add(replace(site, group=group))
-            own["site"][called == number] = new
-            own["member"][called == number] = record.groups[group].ranks.index(rank)
-    kept = np.ones(len(placements), bool)
-    kept[: len(rebound)] = ~rebound
-    return replace(
-        record, calls=calls, sites=tuple(sites.sites), placements=placements[kept]
-    )
+            if site.phase == "dispatch":
+                group_of.setdefault((rank, site.layer), site.group)
 
+    def change(rank: int, site: Site) -> Site:
+        if site.operation != ROUTING:
+            return site
+        group = group_of.get((rank, site.layer), site.group)
+        ranks = record.groups[site.group].ranks
+        same = record.groups[group].ranks == ranks
+        everyone = len(ranks) == record.meta.world and record.meta.origin == "captured"
+        unbound = site.label == ROUTER or everyone
+        return replace(site, group=group) if same or unbound else site
 
-def _unbound(site: Site, record: Record) -> bool:
-    """Whether a routing may be of another group: a hook does not know the group.
-
-    A program that reports a routing without a group reports it for all ranks; an
-    imported file names them.
-    """
-    everyone = len(record.groups[site.group].ranks) == record.meta.world
-    reported = everyone and record.meta.origin == "captured"
-    return site.operation == ROUTING and (site.label == ROUTER or reported)
-
-
-def _rebound(rows: Any, site: Site, after: int, groups: Sequence[Group]) -> Any:
-    """Move the expert placement of a routing's layer to the group of its dispatch.
-
-    A contiguous placement stays contiguous on the new group; others keep group ranks.
-    """
-    experts = site.experts
-    wide, ranks = groups[site.group].ranks, groups[after].ranks
-    before = (rows["group"] == site.group) & (rows["layer"] == site.layer)
-    if ((rows["group"] == after) & (rows["layer"] == site.layer)).any():
-        return rows
-    holders: list[int] = []
-    if before.sum() == experts:
-        members = [wide.index(r) for r in rows["rank"][before].tolist()]
-        contiguous = [e * len(wide) // experts for e in range(experts)]
-        if members != contiguous and max(members) < len(ranks):
-            holders = members
-    if not holders and experts % len(ranks) == 0:
-        holders = [e * len(ranks) // experts for e in range(experts)]
-    fresh = [(after, site.layer, e, 0, ranks[m], 0) for e, m in enumerate(holders)]
-    return np.concatenate([rows, np.array(fresh, PLACEMENT)])
-
-
-def _role(site: Site) -> int:
-    """Return what a call shows of the layers: ROUTED, ANNOTATED or 0."""
-    if site.layer < 0 or site.direction in AGAIN:
-        return 0
-    linked = site.source == Source.LINKED
-    if site.operation == ROUTING:
-        return ROUTED if linked else 0
-    return ANNOTATED if site.operation == ALL_TO_ALL and not linked else 0
-
-
-def _matched(
-    sites: Sequence[Site], role: Int64, called: Int64
-) -> dict[int, int] | None:
-    """Return the annotated layer by the layer of the hook, None if contradictory.
-
-    ``called`` are the sites of a rank's calls in order, ``[n]``.
-    """
-    called = called[role[called] > 0]
-    layer = np.array([site.layer for site in sites], np.int64)[called]
-    follows = (role[called][:-1] == ROUTED) & (role[called][1:] == ANNOTATED)
-    pairs = np.unique(np.stack([layer[:-1][follows], layer[1:][follows]]), axis=1)
-    matched = dict(pairs.T.tolist())
-    hooked = set(layer[role[called] != ANNOTATED].tolist())
-    annotated = set(layer[role[called] == ANNOTATED].tolist())
-    distinct = len(matched) == pairs.shape[1] == len(set(matched.values()))
-    if distinct and not (hooked - matched.keys()) & set(matched.values()):
-        return matched
-    return {} if hooked <= annotated else None
+    return with_sites(record, change) if group_of else record

@@ -21,16 +21,12 @@ import numpy as np
 from moetraffic.arrays import Bool, Int64
 from moetraffic.trace.model import Source
 
-from .calls import FEW, Calls
+from .calls import Calls
 
 COUNTS = "count_exchange"
-PROBABILITIES = "probabilities"
-INDICES = "indices"
-SCALES = "scale_factors"
 COMPANION = "companion"
 SMALL = 4  # minimum size ratio of a dispatch to a companion, if all are even
-BYTES_OF = {"float64": 8, "float32": 4, "int64": 8, "int32": 4}
-EIGHT_BITS = ("float8", "uint8", "int8")
+FEW = 8  # up to this number, row sizes distinguish kinds of calls
 
 EVEN = (
     "all all-to-alls send equal parts and no routing or count exchange was recorded: "
@@ -44,9 +40,6 @@ class Role(NamedTuple):
 
     phase: str = ""
     label: str = ""
-
-
-NO_ROLE = Role()
 
 
 class Token(NamedTuple):
@@ -63,6 +56,9 @@ class Token(NamedTuple):
         return self.dtype.startswith(("int", "uint")) and self.dtype[-1] != "8"
 
 
+Word = tuple[Token, ...]
+
+
 @dataclass(eq=False)
 class Unit:
     """All-to-alls of one call of a module, or between two routings, of one rank."""
@@ -75,6 +71,7 @@ class Unit:
     linked: bool = False  # by a hook, which may number layers of a stage alone
     routed: bool = False  # a routing precedes
     several: bool = False  # part of a call of a module with several dispatches
+    trained: bool = True  # part of a training pass
     calls: list[int] = field(default_factory=list)
     roles: list[Role] = field(default_factory=list)
 
@@ -96,30 +93,26 @@ def gather_units(calls: Calls, gradient: Int64) -> list[Unit]:
     After it, the module has been called again.
     """
     units: list[Unit] = []
-    # by direction and calling module, or annotated layer: calls and the current unit
-    current: dict[tuple[bool, str, int], tuple[tuple[int, ...], Unit]] = {}
+    # by direction and calling module, or annotated layer: state and the current unit
+    current: dict[tuple[bool, int, int], tuple[tuple[int, ...], Unit]] = {}
     routed: dict[bool, tuple[int, bool]] = {}  # routing without a later call
     ends: dict[int, int] = {}  # first gradient by unit
-    table = calls.table
     gradients = np.cumsum(calls.where([s.direction == "backward" for s in calls.sites]))
     sent = calls.bare & calls.where(
         [s.direction in ("forward", "recompute") for s in calls.sites]
     )
     for place in np.flatnonzero(sent | calls.routing).tolist():
-        site = calls.sites[table["site"][place]]
+        row = calls.table[place]
+        site = calls.sites[row["site"]]
         linked, again = site.source == Source.LINKED, site.direction != "forward"
         if calls.routing[place]:
             routed[again] = site.layer, linked
             continue
-        number = int(table["module_call"][place])
-        key = (again, "module", number >> 1)
-        if not number and site.layer >= 0:
-            key = (again, "layer", site.layer)
-        elif not number:
-            key = (again, "", 0)  # between two routings
-        iteration, thread = int(table["iteration"][place]), int(table["thread"][place])
+        number, iteration = int(row["module_call"]), int(row["iteration"])
+        key = again, number >> 1, -1 if number else site.layer
+        # recomputed calls without a module are one unit between two gradients
         block = int(gradients[place]) if again and not number else 0
-        state = (number, iteration, thread, block)
+        state = number, iteration, int(row["thread"]), block
         before, unit = current.get(key, (None, None))
         routing = routed.pop(again, None)
         if (
@@ -134,7 +127,7 @@ def gather_units(calls: Calls, gradient: Int64) -> list[Unit]:
             units.append(unit)
             # a module that is recomputed has been called to its end
             current.pop((not again, *key[1:]), None)
-            current[key], ends[id(unit)] = (state, unit), len(table)
+            current[key], ends[id(unit)] = (state, unit), len(calls.table)
         if routing is not None:
             unit.routed = True
             if unit.layer < 0 or (unit.linked and not routing[1]):
@@ -150,19 +143,23 @@ def find_roles(every: Sequence[Calls], units: Sequence[Unit], *, mixture: bool) 
     ``mixture``: the run is known to have experts.
     """
     of_rank = {calls.rank: calls for calls in every}
-    words: dict[tuple[Token, ...], list[Unit]] = defaultdict(list)
-    sizes = _row_sizes(every)
+    sizes: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for calls in every:
+        for site in calls.sites:
+            width = len(calls.groups[site.group].ranks)
+            sizes[width, site.dtype].add(site.row_bytes)
+    words: dict[Word, list[Unit]] = defaultdict(list)
+    word_of = {}
     for unit in units:
-        words[_word(of_rank[unit.rank], unit, sizes)].append(unit)
+        word = word_of[id(unit)] = _word(of_rank[unit.rank], unit, sizes)
+        words[word].append(unit)
     exchanged = [calls.exchange & (calls.size > 0) for calls in every]
     uneven = any((e & ~c.even).any() for e, c in zip(exchanged, every, strict=True))
     size = {
         s for e, c in zip(exchanged, every, strict=True) for s in c.size[e].tolist()
     }
-    announced = any(
-        unit.routed or any(token.counts for token in word)
-        for word, members in words.items()
-        for unit in members
+    announced = any(unit.routed for unit in units) or any(
+        token.counts for word in words for token in word
     )
     plain = mixture and not uneven and not announced and len(size) == 1
     for word, members in words.items():
@@ -172,46 +169,34 @@ def find_roles(every: Sequence[Calls], units: Sequence[Unit], *, mixture: bool) 
             for unit in members:
                 if unit.routed == routed:
                     unit.roles = roles
-    _settle_recomputed(of_rank, units, sizes)
+    # recomputed calls have the roles of the first calls of their module: a combine
+    # whose result is not needed is not recomputed
+    first: dict[tuple[int, int, int], set[tuple[Word, tuple[Role, ...]]]] = defaultdict(
+        set
+    )
+    for unit in units:
+        if not unit.recomputed:
+            key = unit.rank, unit.module, unit.layer
+            first[key].add((word_of[id(unit)], tuple(unit.roles)))
+    _find_modules(of_rank, units)
+    for unit in units:
+        if unit.recomputed:
+            word, length = word_of[id(unit)], len(unit.calls)
+            possible = {
+                roles[:length]
+                for whole, roles in first[unit.rank, unit.module, unit.layer]
+                if whole[:length] == word
+            }
+            unit.roles = list(*possible) if len(possible) == 1 else []
     named = any(unit.dispatches for unit in units)
     return EVEN if size and not (uneven or announced or named) else ""
 
 
-def _settle_recomputed(
-    of_rank: dict[int, Calls],
-    units: Sequence[Unit],
-    sizes: dict[tuple[int, str], set[int]],
-) -> None:
-    """Give recomputed calls the roles that the first calls of their module have.
-
-    A combine whose result is not needed is not recomputed.
-    """
-    first: dict[tuple[int, int, int, tuple[Token, ...]], set[tuple[Role, ...]]] = (
-        defaultdict(set)
-    )
-    again = [unit for unit in units if unit.recomputed]
-    _find_modules(of_rank, units)
-    lengths = {len(unit.calls) for unit in again}
-    for unit in units:
-        if unit.recomputed:
-            continue
-        word = _word(of_rank[unit.rank], unit, sizes)
-        for length in lengths:
-            if length <= len(word):
-                key = (unit.rank, unit.module, unit.layer, word[:length])
-                first[key].add(tuple(unit.roles[:length]))
-    for unit in again:
-        word = _word(of_rank[unit.rank], unit, sizes)
-        roles = first[unit.rank, unit.module, unit.layer, word]
-        unit.roles = list(*roles) if len(roles) == 1 else []
-
-
 def _find_modules(of_rank: dict[int, Calls], units: Sequence[Unit]) -> None:
     """Find the modules of recomputed calls that no module makes, by their bytes."""
-    unknown = {(u.rank, u.iteration) for u in units if u.recomputed and not u.module}
     forward: dict[tuple[int, int], list[Unit]] = defaultdict(list)
     for unit in units:
-        if not unit.recomputed and (unit.rank, unit.iteration) in unknown:
+        if not unit.recomputed:
             forward[unit.rank, unit.iteration].append(unit)
     for unit in units:
         if not unit.recomputed or unit.module or unit.layer >= 0:
@@ -224,31 +209,19 @@ def _find_modules(of_rank: dict[int, Calls], units: Sequence[Unit]) -> None:
             and (volume[first.calls[:count]] == volume[unit.calls]).all()
         }
         if len(repeated) == 1:
-            unit.module, unit.layer, unit.linked = next(iter(repeated))
+            unit.module, unit.layer, unit.linked = repeated.pop()
 
 
-def _row_sizes(every: Sequence[Calls]) -> dict[tuple[int, str], set[int]]:
-    """Return the row sizes of the calls of each group's width and type."""
-    sizes: dict[tuple[int, str], set[int]] = defaultdict(set)
-    for calls in every:
-        for site in calls.sites:
-            width = len(calls.groups[site.group].ranks)
-            sizes[width, site.dtype].add(site.row_bytes)
-    return sizes
-
-
-def _word(
-    calls: Calls, unit: Unit, sizes: dict[tuple[int, str], set[int]]
-) -> tuple[Token, ...]:
+def _word(calls: Calls, unit: Unit, sizes: dict[tuple[int, str], set[int]]) -> Word:
     groups: dict[tuple[int, ...], int] = {}
     tokens = []
     for number in calls.table["site"][unit.calls].tolist():
         site = calls.sites[number]
         ranks = calls.groups[site.group].ranks
-        width = len(ranks)
-        few = len(sizes[width, site.dtype]) <= FEW
+        few = len(sizes[len(ranks), site.dtype]) <= FEW
         group = groups.setdefault(ranks, len(groups))
-        tokens.append(Token(group, width, site.dtype, site.row_bytes if few else 0))
+        row_bytes = site.row_bytes if few else 0
+        tokens.append(Token(group, len(ranks), site.dtype, row_bytes))
     return tuple(tokens)
 
 
@@ -256,16 +229,14 @@ def _word(
 class _Sequence:
     """Calls of all units with the same tokens, ``[N, n, ...]``."""
 
-    word: tuple[Token, ...]  # [n]
+    word: Word  # [n]
     volume: Int64  # [N, n, 2] fingerprints of the bytes sent and received
     share: Int64  # [N, n, 2] of their proportions
     size: Int64  # [n] bytes of all units
     even: Bool  # [n] in all units
 
     @classmethod
-    def of(
-        cls, word: tuple[Token, ...], units: Sequence[tuple[Calls, list[int]]]
-    ) -> _Sequence:
+    def of(cls, word: Word, units: Sequence[tuple[Calls, list[int]]]) -> _Sequence:
         return cls(
             word=word,
             volume=np.stack([calls.volume[places] for calls, places in units]),
@@ -274,18 +245,16 @@ class _Sequence:
             even=np.all([calls.even[places] for calls, places in units], axis=0),
         )
 
-    def turned(self, call: int, other: int) -> bool:
-        """Return whether ``other`` has the reversed splits of ``call``."""
-        same = (self.share[:, call] == self.share[:, other, ::-1]).all()
-        if same and self.word[call].dtype == self.word[other].dtype:
-            same = (self.volume[:, call] == self.volume[:, other, ::-1]).all()
-        return bool(same) and self.word[call].group == self.word[other].group
-
     def ends(self, call: int, main: int) -> bool:
         """Return whether a call may be the combine of a dispatch."""
-        small = self.size[call] * SMALL <= self.size[main]
+        word, small = self.word, self.size[call] * SMALL <= self.size[main]
+        prints = self.share
+        if word[call].dtype == word[main].dtype:
+            prints = self.volume
+        turned = (prints[:, main] == prints[:, call, ::-1]).all()
         same = (self.share[:, call] == self.share[:, main]).all()
-        return self.turned(main, call) and not (small and same)
+        in_group = word[call].group == word[main].group
+        return bool(turned) and in_group and not (small and same)
 
     def accompanies(self, call: int, main: int) -> bool:
         """Return whether a call may be a companion of a larger one."""
@@ -303,63 +272,30 @@ class _Sequence:
         ``announced``: a routing precedes; ``plain``: all all-to-alls of the run are of
         experts.
         """
-        roles = [NO_ROLE] * len(self.word)
+        roles = [Role()] * len(self.word)
         counts: list[int] = []  # exchanges of counts before their dispatch
-        opened: list[_Dispatch] = []
-        closed: _Dispatch | None = None  # that of the last combine
+        # dispatches without a combine yet, and the calls that accompany each
+        opened: dict[int, list[tuple[int, str]]] = {}
         for call, token in enumerate(self.word):
             if token.counts and self.even[call]:
                 counts.append(call)
                 continue
             # counts announce a dispatch, which may look like a combine of equal parts
             next_one = bool(counts) and bool(self.even[call])
-            partners = [d for d in reversed(opened) if self.ends(call, d.call)]
-            last = opened[-1] if opened else None
+            partners = [d for d in reversed(opened) if self.ends(call, d)]
+            last = next(reversed(opened), -1)
             if partners and not next_one:
-                closed = partners[0]
-                opened.remove(closed)
-                roles[closed.call], roles[call] = Role("dispatch"), Role("combine")
-                for number in closed.counts:
-                    roles[number] = Role("", COUNTS)
-                self._label(roles, closed)
+                dispatch = partners[0]
+                roles[dispatch], roles[call] = Role("dispatch"), Role("combine")
+                for number, label in opened.pop(dispatch):
+                    roles[number] = Role("", label)
                 announced = False
-            elif last is not None and self.accompanies(call, last.call):
-                last.companions.append(call)
-            elif last is not None and self.accompanies(last.call, call):
+            elif last >= 0 and self.accompanies(call, last):
+                opened[last].append((call, COMPANION))
+            elif last >= 0 and self.accompanies(last, call):
                 # the companion came first: the larger call is the dispatch
-                last.companions.append(last.call)
-                last.call = call
-            elif last is None and closed and self.accompanies(call, closed.call):
-                closed.companions.append(call)
-                self._label(roles, closed)
+                opened[call] = [*opened.pop(last), (last, COMPANION)]
             elif plain or announced or counts or not self.even[call]:
-                opened.append(_Dispatch(call, counts))
+                opened[call] = [(number, COUNTS) for number in counts]
                 counts, announced = [], False
         return roles
-
-    def _label(self, roles: list[Role], dispatch: _Dispatch) -> None:
-        """Label the companions of a dispatch."""
-        main = self.word[dispatch.call]
-        floats = [n for n in dispatch.companions if not self.word[n].counts]
-        for call in dispatch.companions:
-            token = self.word[call]
-            single = token.row_bytes == BYTES_OF.get(token.dtype, 2)
-            if token.counts:
-                label = INDICES
-            elif main.row_bytes == BYTES_OF.get(main.dtype, 2):
-                label = COMPANION  # sent as lists: a row is an element
-            elif main.dtype.startswith(EIGHT_BITS):
-                # an 8-bit dispatch needs scale factors, and may have probabilities
-                label = SCALES if len(floats) == 1 else COMPANION
-            else:
-                label = PROBABILITIES if single else SCALES
-            roles[call] = Role("", label)
-
-
-@dataclass(eq=False)
-class _Dispatch:
-    """A dispatch, the exchanges of counts before it, and its companions."""
-
-    call: int
-    counts: list[int]
-    companions: list[int] = field(default_factory=list)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -31,12 +30,8 @@ def is_complete(record: Record) -> bool:
 
 def omitted_calls(record: Record) -> int:
     """Count the collective calls that ranks could not record."""
-    return sum(
-        count
-        for rank in record.ranks.values()
-        for kind, count in rank.omitted.items()
-        if kind.startswith(CALL)
-    )
+    omitted = [rank.omitted.items() for rank in record.ranks.values()]
+    return sum(n for kinds in omitted for kind, n in kinds if kind.startswith(CALL))
 
 
 def gaps(record: Record) -> list[str]:
@@ -56,8 +51,13 @@ def gaps(record: Record) -> list[str]:
         elif rank.recording:
             sentences.append(f"rank {number} still records")
         elif not rank.closed:
-            tail = _tail(rank, ended.get(number, -1))
-            sentences.append(f"rank {number} was killed: {tail}")
+            last = ended.get(number, -1)
+            end = f"after iteration {last}" if last >= 0 else "before its first step"
+            lost = "only the step under way is lost"
+            if rank.lost_steps:
+                later = _count(rank.lost_steps, "later step")
+                lost = f"{later} and the one under way are lost"
+            sentences.append(f"rank {number} was killed: its record ends {end}, {lost}")
         elif rank.lost_steps:
             sentences.append(f"rank {number} could not write {steps}")
         if rank.lost_calls or rank.gaps:
@@ -66,56 +66,41 @@ def gaps(record: Record) -> list[str]:
     return sentences
 
 
-def _tail(rank: RankRecord, last: int) -> str:
-    """Describe what was lost at the end of a rank's record."""
-    end = f"after iteration {last}" if last >= 0 else "before its first step"
-    lost = "only the step under way is lost"
-    if rank.lost_steps:
-        lost = f"{_count(rank.lost_steps, 'later step')} and the one under way are lost"
-    return f"its record ends {end}, {lost}"
-
-
 def remarks(record: Record) -> list[str]:
     """Describe why ranks ended early and what they omitted, grouped by ranks."""
     ended, begun = _last_iterations(record.steps), _last_iterations(record.calls)
-    ends = defaultdict[str, list[int]](list)  # ranks by text
-    omissions = defaultdict[str, list[int]](list)
+    said = defaultdict[tuple[str, str, str], list[int]](list)  # ranks by sentence
     for number, rank in record.ranks.items():
         if rank.ended:
-            last, planned = ended.get(number, -1), _planned(rank.meta.workload)
-            of = f" of {planned}" if planned else ""
-            end = f"{rank.ended} after {last + 1}{of} iterations"
+            last, planned = ended.get(number, -1), _planned(rank)
+            end = f"{rank.ended} after {last + 1}{planned} iterations"
             if begun.get(number, -1) > last:
                 end += f", and its record of iteration {begun[number]} is incomplete"
-            ends[end].append(number)
-        omitted = [_omitted(rank, kind, count) for kind, count in rank.omitted.items()]
+            said["was", "were", end].append(number)
+        omitted = []
+        for kind, count in rank.omitted.items():
+            reason = rank.reasons.get(kind, "")
+            text = f"{count} x {kind} ({reason})" if reason else f"{count} {kind}"
+            omitted.append(text)
         if rank.stopped_at >= 0:
             omitted.append(
                 f"iterations from {rank.stopped_at} on, because of the maximum size"
             )
         if omitted:
-            omissions[", ".join(omitted)].append(number)
+            key = "left out", "each left out", ", ".join(omitted)
+            said[key].append(number)
     return [
-        f"{_ranks(numbers)} {verbs[len(numbers) > 1]} {text}"
-        for verbs, texts in (
-            (("was", "were"), ends),
-            (("left out", "each left out"), omissions),
+        f"rank {numbers[0]} {verb} {text}"
+        if len(numbers) == 1
+        else f"ranks {', '.join(map(str, numbers))} {verbs} {text}"
+        for (verb, verbs, text), numbers in sorted(
+            said.items(), key=lambda item: item[0][0], reverse=True
         )
-        for text, numbers in texts.items()
     ]
-
-
-def _omitted(rank: RankRecord, kind: str, count: int) -> str:
-    reason = rank.reasons.get(kind, "")
-    return f"{count} x {kind} ({reason})" if reason else f"{count} {kind}"
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _last_iterations(table: Table) -> dict[int, int]:
@@ -126,10 +111,9 @@ def _last_iterations(table: Table) -> dict[int, int]:
     return dict(zip(ranks.tolist(), last.tolist(), strict=True))
 
 
-def _planned(workload: str) -> int:
-    """Return the planned number of training iterations, 0 where it is unknown."""
+def _planned(rank: RankRecord) -> str:
+    """Describe the planned number of training iterations, "" where it is unknown."""
     try:
-        planned = json.loads(workload)["training"]["iterations"]
+        return f" of {json.loads(rank.meta.workload)['training']['iterations']}"
     except (ValueError, KeyError, TypeError):
-        return 0  # a user's training loop has no workload description
-    return planned if isinstance(planned, int) else 0
+        return ""  # a user's training loop has no workload description

@@ -56,8 +56,8 @@ def ended_iterations(
     marked: bool,
     first: int = 0,
     whole: bool = True,
-) -> Iterator[Ended]:
-    """Yield the iterations that have ended, in order.
+) -> list[Ended]:
+    """Return the iterations that have ended, in order.
 
     Parameters
     ----------
@@ -76,9 +76,8 @@ def ended_iterations(
         Whether nothing follows: then a last optimizer step ends an iteration, too.
     """
     if marked:
-        yield from _explicit(marks, first)
-    else:
-        yield from _at_optimizers(marks, settles, in_backward, first, whole=whole)
+        return [*_explicit(marks, first)]
+    return [*_at_optimizers(marks, settles, in_backward, first, whole=whole)]
 
 
 def _explicit(marks: Sequence[Mark], first: int) -> Iterator[Ended]:

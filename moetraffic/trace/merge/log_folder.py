@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import resource
 import time
@@ -94,7 +95,7 @@ def lock_state(folder: Path, rank: int, *, force: bool) -> int:
     with contextlib.ExitStack() as on_failure:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if (state := _lock(path)) is None:
+            if (state := _lock(path, LOCK_S)) is None:
                 raise _occupied(folder, rank)
             on_failure.callback(os.close, state)
             earlier = log_files(folder, rank)
@@ -144,15 +145,17 @@ def _remove_files(folder: Path, rank: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def _lock(path: Path) -> int | None:
-    """Create and lock a file; None if another process holds it."""
-    deadline = time.monotonic() + LOCK_S
+def _lock(path: Path, patience_s: float) -> int | None:
+    """Create and lock a file; None if another process holds it for so long."""
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         state = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_file(state, path):  # and was not removed at this moment
+            if os.path.samestat(os.fstat(state), os.stat(path)):
                 return state
+        except FileNotFoundError:
+            pass  # removed by its last holder at this moment
         except BlockingIOError:
             time.sleep(0.01)
         except OSError:
@@ -176,14 +179,6 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(state)
     return False
-
-
-def _is_file(descriptor: int, path: Path) -> bool:
-    """Whether a descriptor is that of the file which has a name now."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _occupied(folder: Path, rank: int) -> CaptureError:
@@ -275,22 +270,14 @@ def alone(path: Path) -> Iterator[None]:
     The lock file is next to the trace, since its folder of logs is removed.
     """
     lock = path.with_name(f".{path.name}.lock")
-    while True:
-        try:
-            held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError:
-            # later code reports an unwritable folder with a better message
-            yield
-            return
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            if _is_file(held, lock):
-                break
-        except OSError:
-            break  # a file system without locks: exclusion is impossible
-        os.close(held)  # the previous holder removed the lock file: try again
+    try:
+        held = _lock(lock, math.inf)
+    except OSError:
+        # no locks, or a folder that later code reports with a better message
+        held = None
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        os.close(held)
+        if held is not None:
+            lock.unlink(missing_ok=True)
+            os.close(held)

@@ -43,7 +43,7 @@ from .log_format import ranks_of
 from .rank_log import read_rank
 from .rank_record import RankRecord, Record, join_ranks, no_record
 from .reconcile import with_bytes
-from .routings import fill_routings
+from .routings import expert_placements, fill_routings
 from .row_counts import differing_rows
 
 MOST_CELLS = 1 << 20  # steps x ranks accepted without check
@@ -189,7 +189,7 @@ def merge_records(
     tables: dict[str, Any] = {
         "groups": record.groups,
         "steps": _steps(record),
-        "placements": record.placements,
+        "placements": expert_placements(record),
         "clocks": np.unique(np.concatenate([r.clocks for r in record.ranks.values()])),
     }
     assembly = assemble(record)

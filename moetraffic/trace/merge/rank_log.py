@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import CaptureError
-from moetraffic.trace.choices import ExpertIds
+from moetraffic.trace.choices import ExpertIds, padded
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     CLOCK,
-    PLACEMENT,
     ROUTING,
     STEP_KINDS,
     UNKNOWN_TIME,
@@ -52,14 +51,11 @@ class SplitTable:
 
     def put(self, row_bytes: int, sent: bytes, received: bytes) -> tuple[int, int]:
         """Store splits, int64 words of rows; return the row, and 1 if swapped."""
-        known = self._rows.get((row_bytes, sent, received))
-        if known is not None:
-            return known, 0
-        known = self._rows.get((row_bytes, received, sent))
-        if known is not None:
-            return known, 1
-        number = self._rows[row_bytes, sent, received] = len(self._rows)
-        return number, 0
+        for swapped, key in enumerate(((sent, received), (received, sent))):
+            row = self._rows.get((row_bytes, *key))
+            if row is not None:
+                return row, swapped
+        return self._rows.setdefault((row_bytes, sent, received), len(self._rows)), 0
 
     def keep(self, rows: Int64) -> None:
         """Drop all rows but these, which are ascending."""
@@ -74,30 +70,15 @@ class SplitTable:
         return narrow(rows * scale[:, None, None])
 
 
-@dataclass
-class RoutedCounts:
-    """Token copies ``[E]`` of a routing, of these dropped (None: unknown), sample."""
+class RoutedCounts(NamedTuple):
+    """Token copies ``[E]`` of a routing, of these dropped (-1: unknown), a sample."""
 
     demand: npt.NDArray[Any]
-    dropped: npt.NDArray[Any] | None
+    dropped: npt.NDArray[Any]
     chosen: ExpertIds  # [S, k]
 
 
-def routed_counts(
-    values: Int64, experts: int, has_dropped: int, tokens: int, k: int
-) -> RoutedCounts:
-    """Split the values of a routing: copies, dropped copies, ids of a sample."""
-    ids = values[(1 + has_dropped) * experts :][: tokens * k]
-    return RoutedCounts(
-        # copies, which do not keep all words in memory
-        demand=narrow(values[:experts]),
-        dropped=narrow(values[experts : 2 * experts]) if has_dropped else None,
-        chosen=ids.reshape(tokens, k).astype(np.int16),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """A record of kind STEP, OPTIMIZER, SKIP or LOST."""
 
     order: int  # among all records of the log
@@ -105,24 +86,24 @@ class StepRecord:
     fields: tuple[int, ...]
 
 
-@dataclass
-class Decoded:
-    """Columns of the records that were read, in the order of the log."""
+class Columns:
+    """Rows of int64 words that are appended, and read as one array."""
 
-    calls: Int64 = field(default_factory=lambda: np.zeros((0, CALL_HEAD + 3), np.int64))
-    """``[n, 24]`` words of CALL_FIELDS, row of the splits (-2: invalid), 1 if swapped,
-    and order among all records."""
-    routed: Int64 = field(
-        default_factory=lambda: np.zeros((0, ROUTED_HEAD + 1), np.int64)
-    )
-    """``[m, 11]`` words of ROUTED_FIELDS, and order."""
-    ends: Int64 = field(default_factory=lambda: np.zeros((0, 3), np.int64))
-    """``[e, 3]`` number of the call, start, end."""
-    raised: list[int] = field(default_factory=list)
-    counts: dict[int, RoutedCounts] = field(default_factory=dict)  # by routing
-    steps: list[StepRecord] = field(default_factory=list)
-    losses: dict[int, int] = field(default_factory=dict)  # by step, bits
-    unscaled: dict[int, int] = field(default_factory=dict)  # by optimizer step
+    def __init__(self, width: int) -> None:
+        self._parts = [np.zeros((0, width), np.int64)]
+
+    def add(self, rows: Int64) -> None:
+        """Append rows ``[n, width]``."""
+        self._parts.append(rows)
+
+    def read(self) -> Int64:
+        """Return all rows."""
+        self._parts = [np.concatenate(self._parts)]
+        return self._parts[0]
+
+    def keep(self, mask: Bool) -> None:
+        """Drop all rows but those of a mask."""
+        self._parts = [self.read()[mask]]
 
 
 class RankLog:
@@ -144,7 +125,15 @@ class RankLog:
         self._names: dict[str, list[Any]] = defaultdict(list)
         self._facts: dict[str, Any] = {}
         self._clocks: list[tuple[int, ...]] = []
-        self._parts: list[Decoded] = [Decoded()]
+        # words of CALL_FIELDS, row of the splits (-2: invalid), 1 if swapped, and order
+        self._calls = Columns(CALL_HEAD + 3)
+        self._routed = Columns(ROUTED_HEAD + 1)  # words of ROUTED_FIELDS, and order
+        self._ends = Columns(3)  # number of the call, start, end
+        self._raised: list[int] = []  # calls
+        self._counts: dict[int, RoutedCounts] = {}  # by routing
+        self._marks: list[StepRecord] = []
+        self._losses: dict[int, int] = {}  # by step, bits
+        self._unscaled: dict[int, int] = {}  # by optimizer step
         self._splits: dict[int, SplitTable] = defaultdict(SplitTable)
         self._records = 0
         self._first, self._begun = 0, UNKNOWN_TIME  # iteration that is held first
@@ -175,7 +164,7 @@ class RankLog:
                 self.size += frame.end - self._position
                 self._position = frame.end
                 if frame.words is not None:
-                    self._parts.append(self._decode(frame.words))
+                    self._decode(frame.words)
                 elif frame.message is not None:
                     self._receive(frame.message)
         except DamagedLog as error:
@@ -194,38 +183,43 @@ class RankLog:
         self._clocks += [tuple(row) for row in message.get("clocks", ())]
         self._facts |= message.get("facts", {})
 
-    def _decode(self, words: Int64) -> Decoded:
+    def _decode(self, words: Int64) -> None:
         starts = log.starts_of(words)
         kinds = words[starts]
         order = self._records + np.arange(len(starts))
         self._records += len(starts)
-        decoded = Decoded()
-        calls = np.flatnonzero(kinds == log.CALL)
+        calls, routed = kinds == log.CALL, kinds == log.ROUTED
+        ends = kinds == log.END
         heads = words[starts[calls, None] + np.arange(CALL_HEAD)]
         splits = self._put_splits(words, starts[calls], heads)
-        decoded.calls = np.column_stack([heads, splits, order[calls]])
-        ends = np.flatnonzero(kinds == log.END)
-        decoded.ends = words[starts[ends, None] + np.arange(2, 5)]
-        routed = np.flatnonzero(kinds == log.ROUTED)
+        self._calls.add(np.column_stack([heads, splits, order[calls]]))
         heads = words[starts[routed, None] + np.arange(ROUTED_HEAD)]
-        decoded.routed = np.column_stack([heads, order[routed]])
-        rest = ~np.isin(kinds, (log.CALL, log.END, log.ROUTED))
-        for place in np.flatnonzero(rest).tolist():
+        self._routed.add(np.column_stack([heads, order[routed]]))
+        self._ends.add(words[starts[ends, None] + np.arange(2, 5)])
+        for place in np.flatnonzero(~(calls | routed | ends)).tolist():
             start, kind = int(starts[place]), int(kinds[place])
             fields = words[start + 2 : start + words[start + 1]]
             if kind == log.RAISED:
-                decoded.raised.append(int(fields[0]))
+                self._raised.append(int(fields[0]))
             elif kind == log.LOSS:
-                decoded.losses[int(fields[0])] = int(fields[1])
+                self._losses[int(fields[0])] = int(fields[1])
             elif kind == log.UNSCALED:
-                decoded.unscaled[int(fields[0])] = int(fields[1])
+                self._unscaled[int(fields[0])] = int(fields[1])
             elif kind == log.COUNTS:
-                number, experts, *form = fields[:5].tolist()
-                decoded.counts[number] = routed_counts(fields[5:], experts, *form)
+                number, experts, has_dropped, tokens, k = fields[:5].tolist()
+                panels = fields[5 : 5 + (1 + has_dropped) * experts].reshape(
+                    -1, experts
+                )
+                ids = fields[5 + panels.size :][: tokens * k]
+                # copies, which do not keep all words in memory
+                self._counts[number] = RoutedCounts(
+                    narrow(panels[0]),
+                    narrow(panels[1] if has_dropped else np.full(experts, -1)),
+                    ids.reshape(tokens, k).astype(np.int16),
+                )
             elif kind in (log.STEP, log.OPTIMIZER, log.SKIP, log.LOST):
-                step = StepRecord(int(order[place]), kind, tuple(fields.tolist()))
-                decoded.steps.append(step)
-        return decoded
+                mark = StepRecord(int(order[place]), kind, tuple(fields.tolist()))
+                self._marks.append(mark)
 
     def _put_splits(self, words: Int64, starts: Int64, heads: Int64) -> Int64:
         """Store the splits of all-to-alls; return row and swap of each, ``[n, 2]``.
@@ -258,62 +252,68 @@ class RankLog:
         ``whole`` is whether nothing follows: then a last optimizer step ends an
         iteration.
         """
-        decoded = self._join()
-        columns, counts = self._columns(decoded)
+        columns, counts = self._columns()
         order, operation = columns["order"], columns["operation"]
         direction, link = self._directions(columns)
-        marks = self._marks(decoded, order)
+        marks = self._iteration_marks(order)
         settles = ~np.isin(direction, (FORWARD, UNKNOWN)) | (operation == EXCHANGE)
         settles |= operation == ROUTED_CODE
         if self._partial and marks:
             # one optimizer is taken to step in each iteration
             self._first = marks[0].number
-        ended = list(
-            ended_iterations(
-                marks,
-                settles,
-                columns["in_backward"] == 1,
-                marked=is_marked(marks),
-                first=self._first,
-                whole=whole,
-            )
+        ended = ended_iterations(
+            marks,
+            settles,
+            columns["in_backward"] == 1,
+            marked=is_marked(marks),
+            first=self._first,
+            whole=whole,
         )
         if self._partial and ended:
             ended[0] = ended[0]._replace(recorded=False)
-        iteration, recorded = self._iterations(ended, len(order), known=bool(marks))
+        # of each call: iteration, -1 if no step is known; and if it was recorded
+        iteration = np.full(len(order), self._first if marks else -1)
+        recorded = np.full(len(order), not (self._partial and marks))
+        before = 0
+        for stop in ended:
+            iteration[before : stop.calls] = stop.number
+            iteration[stop.calls :] = stop.number + 1
+            recorded[before : stop.calls] = stop.recorded
+            recorded[stop.calls :] = True
+            before = stop.calls
         sites, site = self._sites(columns, direction)
 
         table = np.zeros(len(order), CALL)
         for name in ("issue", "thread", "grad", "payload", "transposed"):
             table[name] = columns[name]
         table["iteration"], table["site"], table["link"] = iteration, site, link
-        table["sequence"] = sequences(columns, decoded.steps)
+        table["sequence"] = sequences(columns, self._marks)
         for place, name in ((4, "module_call"), (5, "evaluates")):
             table[name] = self._context(place)[columns["context"]]
-        table["start"], table["end"] = completions(columns["number"], decoded.ends)
-        demand, chosen = self._fill_routings(table, operation == ROUTED_CODE, counts)
+        table["start"], table["end"] = completions(columns["number"], self._ends.read())
+        demand, chosen, payload = routing_panels(counts)
+        table["payload"][operation == ROUTED_CODE] = payload
 
-        begins = self._begin(columns["issue"], settles, marks)
         self._starts = {
             stop.number + 1: int(order[stop.calls]) if stop.calls < len(order) else -1
             for stop in ended
         }
-        gaps = self._gaps(decoded, order, recorded)
+        begun = self._begin(columns["issue"], settles, marks)
         after = max((stop.number + 1 for stop in ended if stop.recorded), default=0)
-        groups = tuple(
-            Group(kind=g["kind"], ranks=tuple(g["ranks"])) for g in self._names["group"]
-        )
         meta = Meta(**{**self.about["meta"], "nodes": ()})
         facts = self._facts
         return RankRecord(
             rank=self.rank,
             meta=replace(meta, router=facts.get("router") or meta.router),
             node=str(self.about["node"]),
-            groups=groups,
+            groups=tuple(
+                Group(kind=g["kind"], ranks=tuple(g["ranks"]))
+                for g in self._names["group"]
+            ),
             group_names=tuple(g.get("name", "") for g in self._names["group"]),
             sites=tuple(sites),
             calls=table[recorded],
-            steps=self._steps(decoded, ended, begins),
+            steps=self._steps(ended, begun),
             splits={
                 width: rows.in_bytes(width) for width, rows in self._splits.items()
             },
@@ -323,12 +323,12 @@ class RankLog:
                 CallingModule(**m | {"order": tuple(m["order"])})
                 for m in self._names["module"]
             ),
-            placements=placements(sites, groups, self.about["placement"]),
+            placed={int(n): m for n, m in self.about["placement"].items()},
             clocks=np.array(self._clocks, CLOCK),
-            gaps=gaps,
+            gaps=self._gaps(order, recorded),
             closed=bool(self.state.closed),
             ended=str(facts.get("ended", "")),
-            lost_steps=self._lost_steps(decoded),
+            lost_steps=self._lost_steps(),
             lost_calls=self.state.lost_calls,
             stopped_at=after if facts.get("stopped") else -1,
             omitted=dict(facts.get("omitted", {})),
@@ -343,75 +343,51 @@ class RankLog:
         order = self._starts.get(iteration, -1)
         if order < 0:
             return
-        held = self._join()
-        ended = [s for s in held.steps if s.order < order and s.kind != log.LOST]
-        held.calls = held.calls[held.calls[:, -1] >= order]
-        held.routed = held.routed[held.routed[:, -1] >= order]
-        held.ends = held.ends[np.isin(held.ends[:, 0], held.calls[:, 2])]
-        numbers = set(held.routed[:, 2].tolist())
-        held.counts = {n: c for n, c in held.counts.items() if n in numbers}
-        held.steps = [s for s in held.steps if s.order >= order]
-        self._forget_splits(held.calls)
+        ended = [s for s in self._marks if s.order < order and s.kind != log.LOST]
         self._begun = ended[-1].fields[1] if ended else self._begun
-        self._first, self._partial = iteration, False
-
-    # ---- inside ------------------------------------------------------------------
-
-    def _forget_splits(self, calls: Int64) -> None:
-        """Drop the splits that no call has any more."""
+        self._marks = [s for s in self._marks if s.order >= order]
+        for columns in (self._calls, self._routed):
+            columns.keep(columns.read()[:, -1] >= order)
+        calls, routed = self._calls.read(), self._routed.read()
+        self._ends.keep(np.isin(self._ends.read()[:, 0], calls[:, 2]))
+        self._counts = {
+            n: self._counts[n] for n in routed[:, 2].tolist() if n in self._counts
+        }
         widths = np.array([len(group["ranks"]) for group in self._names["group"]])
         for width, table in self._splits.items():
             used = (widths[calls[:, 5]] == width) & (calls[:, -3] >= 0)
             rows, calls[used, -3] = np.unique(calls[used, -3], return_inverse=True)
             table.keep(rows)
+        self._first, self._partial = iteration, False
 
-    def _join(self) -> Decoded:
-        """Join the decoded parts to one."""
-        parts = self._parts
-        if len(parts) > 1:
-            joined = Decoded(
-                calls=np.concatenate([part.calls for part in parts]),
-                routed=np.concatenate([part.routed for part in parts]),
-                ends=np.concatenate([part.ends for part in parts]),
-            )
-            for part in parts:
-                joined.raised += part.raised
-                joined.steps += part.steps
-                joined.counts |= part.counts
-                joined.losses |= part.losses
-                joined.unscaled |= part.unscaled
-            self._parts = [joined]
-        return self._parts[0]
+    # ---- inside ------------------------------------------------------------------
 
-    def _columns(self, decoded: Decoded) -> tuple[dict[str, Int64], list[RoutedCounts]]:
+    def _columns(self) -> tuple[dict[str, Int64], list[RoutedCounts]]:
         """Arrange calls and routings in one table by column, and the routings' counts.
 
         Calls that raised, and routings whose counts were not read, are left out.
         """
-        calls, routed = decoded.calls, decoded.routed
-        calls = calls[(calls[:, -3] != -2) & ~np.isin(calls[:, 2], decoded.raised)]
-        known = [number in decoded.counts for number in routed[:, 2].tolist()]
-        routed = routed[np.array(known, bool)]
+        calls, routed = self._calls.read(), self._routed.read()
+        calls = calls[(calls[:, -3] != -2) & ~np.isin(calls[:, 2], self._raised)]
+        routed = routed[np.isin(routed[:, 2], [*self._counts])]
+        counts = [self._counts[number] for number in routed[:, 2].tolist()]
         names = (*log.CALL_FIELDS, "splits", "transposed", "order")
-        columns = dict(zip(names, calls.T, strict=True))
-        columns["payload"] = np.where(
-            columns["operation"] == EXCHANGE, columns["splits"], columns["bytes"]
+        first = dict(zip(names, calls.T, strict=True))
+        first["payload"] = np.where(
+            first["operation"] == EXCHANGE, first["splits"], first["bytes"]
         )
-        of_routing = dict(zip([*log.ROUTED_FIELDS, "order"], routed.T, strict=True))
-        of_routing["operation"] = np.full(len(routed), ROUTED_CODE)
-        counts = [decoded.counts[number] for number in routed[:, 2].tolist()]
-        of_routing["experts"] = np.array([len(c.demand) for c in counts], np.int64)
-        # their numbers are not those of calls
-        of_routing["number"] = np.full(len(routed), -1)
-        order = np.argsort(np.concatenate([columns["order"], of_routing["order"]]))
-        both = {}
-        for name in columns.keys() | of_routing.keys():
-            parts = (columns, len(calls)), (of_routing, len(routed))
-            values = [part.get(name, np.full(size, -1)) for part, size in parts]
-            both[name] = np.concatenate(values)[order]
-        for name in ("transposed", "row", "experts"):
-            both[name] = np.maximum(both[name], 0)
-        return both, counts
+        second = dict(zip([*log.ROUTED_FIELDS, "order"], routed.T, strict=True))
+        second["operation"] = np.full(len(routed), ROUTED_CODE)
+        second["experts"] = np.array([len(c.demand) for c in counts], np.int64)
+        del second["number"]  # which is not that of a call
+        order = np.argsort(np.concatenate([first["order"], second["order"]]))
+        columns = {}
+        for name in first.keys() | second.keys():
+            missing = 0 if name in ("transposed", "row", "experts") else -1
+            parts = ((first, len(calls)), (second, len(routed)))
+            values = [p.get(name, np.full(size, missing)) for p, size in parts]
+            columns[name] = np.concatenate(values)[order]
+        return columns, counts
 
     def _context(self, place: int) -> npt.NDArray[Any]:
         """Layers (0), phases, labels, links, modules (4), evaluations of contexts."""
@@ -437,53 +413,40 @@ class RankLog:
         again = np.where(columns["in_backward"] == 1, RECOMPUTE, FORWARD)
         return np.where(routed, again, direction), np.where(routed, -1, link)
 
-    @staticmethod
-    def _gaps(decoded: Decoded, order: Int64, recorded: Bool) -> tuple[int, ...]:
+    def _gaps(self, order: Int64, recorded: Bool) -> tuple[int, ...]:
         """Return the calls before which others of the same iteration were lost."""
-        ends = [s.order for s in decoded.steps if s.kind in (log.STEP, log.SKIP)]
+        ends = [s.order for s in self._marks if s.kind in (log.STEP, log.SKIP)]
         gaps = set()
-        for step in decoded.steps:
-            if step.kind == log.LOST:
-                after = int(np.searchsorted(order, step.order))
-                until = order[after] if after < len(order) else step.order
-                if not any(step.order < end < until for end in ends):
+        for mark in self._marks:
+            if mark.kind == log.LOST:
+                after = int(np.searchsorted(order, mark.order))
+                until = order[after] if after < len(order) else mark.order
+                if not any(mark.order < end < until for end in ends):
                     gaps.add(int(recorded[:after].sum()))
         return tuple(sorted(gaps))
 
-    def _marks(self, decoded: Decoded, order: Int64) -> list[Mark]:
+    def _iteration_marks(self, order: Int64) -> list[Mark]:
         """Return the records that may end an iteration."""
         marks = []
-        steps = [step for step in decoded.steps if step.kind != log.LOST]
-        before = np.searchsorted(order, [step.order for step in steps]).tolist()
-        for step, calls in zip(steps, before, strict=True):
-            number, end, *rest = step.fields
+        for step in self._marks:
+            calls = int(np.searchsorted(order, step.order))
             if step.kind == log.STEP:
-                mark = Mark(step.kind, calls, end, number)
+                number, end, *_ = step.fields
+                marks.append(Mark(log.STEP, calls, end, number))
             elif step.kind == log.SKIP:
-                explicit, steps_until = bool(rest[0]), rest[1]
-                number = steps_until if explicit else number
-                mark = Mark(step.kind, calls, end, number, explicit=explicit)
-            else:
-                in_backward, skipped = rest
-                skipped = decoded.unscaled.get(number, skipped) == 1
-                mark = Mark(step.kind, calls, end, number, bool(in_backward), skipped)
-            marks.append(mark)
+                number, end, explicit, steps, *_ = step.fields
+                number = steps if explicit else number
+                marks.append(
+                    Mark(log.SKIP, calls, end, number, explicit=bool(explicit))
+                )
+            elif step.kind == log.OPTIMIZER:
+                number, end, in_backward, skipped = step.fields
+                skipped = self._unscaled.get(number, skipped) == 1
+                mark = Mark(
+                    log.OPTIMIZER, calls, end, number, bool(in_backward), skipped
+                )
+                marks.append(mark)
         return marks
-
-    def _iterations(
-        self, ended: Sequence[Ended], count: int, *, known: bool
-    ) -> tuple[Int64, Bool]:
-        """Return iteration of each call, -1 if no step is known; and if recorded."""
-        iteration = np.full(count, self._first if known else -1)
-        recorded = np.full(count, not (self._partial and known))
-        first = 0
-        for stop in ended:
-            iteration[first : stop.calls] = stop.number
-            recorded[first : stop.calls] = stop.recorded
-            iteration[stop.calls :] = stop.number + 1
-            recorded[stop.calls :] = True
-            first = stop.calls
-        return iteration, recorded
 
     def _sites(
         self, columns: dict[str, Int64], direction: Int64
@@ -529,34 +492,6 @@ class RankLog:
             )
         return sites.sites, numbers[number.reshape(-1)]
 
-    def _fill_routings(
-        self, table: Table, routed: Bool, counts: Sequence[RoutedCounts]
-    ) -> tuple[dict[int, npt.NDArray[Any]], dict[int, ExpertIds]]:
-        """Store the counts of routings by number of experts; set their rows."""
-        rows: dict[int, list[RoutedCounts]] = defaultdict(list)
-        payload = []
-        for routing in counts:
-            held = rows[len(routing.demand)]
-            payload.append(len(held))
-            held.append(routing)
-        table["payload"][routed] = payload
-        demand, chosen = {}, {}
-        for experts, held in rows.items():
-            panel = np.full((len(held), 2, experts), -1, np.int32)
-            for row, routing in zip(panel, held, strict=True):
-                row[0] = routing.demand
-                if routing.dropped is not None:
-                    row[1] = routing.dropped
-            demand[experts] = narrow(panel)
-            tokens, k = (max(r.chosen.shape[axis] for r in held) for axis in (0, 1))
-            if tokens:
-                ids = np.full((len(held), tokens, k), -1, np.int16)
-                for sample, routing in zip(ids, held, strict=True):
-                    sampled, own_k = routing.chosen.shape
-                    sample[:sampled, :own_k] = routing.chosen
-                chosen[experts] = ids
-        return demand, chosen
-
     def _begin(self, issue: Int64, settles: Bool, marks: Sequence[Mark]) -> int:
         """Return the time at which the first held iteration began.
 
@@ -571,20 +506,16 @@ class RankLog:
             return int(issue[of_pass[0]])
         return int(issue[0]) if before else self._begun
 
-    def _steps(self, decoded: Decoded, ended: Sequence[Ended], begin: int) -> Table:
+    def _steps(self, ended: Sequence[Ended], begin: int) -> Table:
         """Build the table of the recorded steps."""
-        explicit = {
-            step.fields[0]: step.fields
-            for step in decoded.steps
-            if step.kind == log.STEP
-        }
+        explicit = {m.fields[0]: m.fields for m in self._marks if m.kind == log.STEP}
         rows = []
         for stop in ended:
             loss, tokens = float("nan"), -1
             source, kind = Source.LINKED, "skipped" if stop.skipped else "train"
             if stop.step >= 0:
                 number, _, tokens, stated, bits = explicit[stop.step]
-                bits = decoded.losses.get(number, bits)
+                bits = self._losses.get(number, bits)
                 loss, source = float(np.int64(bits).view(np.float64)), Source.ANNOTATED
                 kind = STEP_KINDS[stated] if stated >= 0 else kind
             if stop.recorded:
@@ -592,16 +523,16 @@ class RankLog:
             begin = stop.end
         return np.array(rows, STEP)
 
-    def _lost_steps(self, decoded: Decoded) -> int:
+    def _lost_steps(self) -> int:
         """Return the number of steps that the rank ended, but the log lacks."""
         steps = optimizer_steps = 0
-        for step in decoded.steps:
-            if step.kind == log.STEP:
-                steps = step.fields[0] + 1
-            elif step.kind == log.OPTIMIZER:
-                optimizer_steps = step.fields[0] + 1
-            elif step.kind == log.SKIP:
-                steps, optimizer_steps = step.fields[3:5]
+        for mark in self._marks:
+            if mark.kind == log.STEP:
+                steps = mark.fields[0] + 1
+            elif mark.kind == log.OPTIMIZER:
+                optimizer_steps = mark.fields[0] + 1
+            elif mark.kind == log.SKIP:
+                steps, optimizer_steps = mark.fields[3:5]
         if self.state.steps:
             return self.state.steps - steps
         return self.state.optimizer_steps - optimizer_steps
@@ -654,6 +585,29 @@ def sequences(columns: Mapping[str, Int64], steps: Sequence[StepRecord]) -> Int6
     return number
 
 
+def routing_panels(
+    counts: Sequence[RoutedCounts],
+) -> tuple[dict[int, npt.NDArray[Any]], dict[int, ExpertIds], list[int]]:
+    """Store the counts of routings by number of experts.
+
+    Returns the panels of demand and of expert ids, see :class:`RankRecord`, and the row
+    of each routing in them.
+    """
+    rows: dict[int, list[RoutedCounts]] = defaultdict(list)
+    place = []
+    for routing in counts:
+        own = rows[len(routing.demand)]
+        place.append(len(own))
+        own.append(routing)
+    demand, chosen = {}, {}
+    for experts, own in rows.items():
+        demand[experts] = narrow(np.array([[c.demand, c.dropped] for c in own]))
+        tokens, k = (max(c.chosen.shape[axis] for c in own) for axis in (0, 1))
+        if tokens:
+            chosen[experts] = np.stack([padded(c.chosen, tokens, k) for c in own])
+    return demand, chosen, place
+
+
 def completions(number: Int64, ends: Int64) -> tuple[Int64, Int64]:
     """Return start and end of the calls with these numbers, ``[n]`` each."""
     times = np.full((2, len(number)), UNKNOWN_TIME)
@@ -663,37 +617,3 @@ def completions(number: Int64, ends: Int64) -> tuple[Int64, Int64]:
         known = (place >= 0) & (ends[place, 0] == number)
         times[:, known] = ends[place[known], 1:].T
     return times[0], times[1]
-
-
-def placements(
-    sites: Sequence[Site],
-    groups: Sequence[Group],
-    configured: Mapping[str, Sequence[int]],
-) -> Table:
-    """Build the expert placement of each routed layer, as configured or contiguous.
-
-    ``configured`` has the group rank of each expert by layer.  Layers may be configured
-    by numbers that only annotations have, see
-    :mod:`moetraffic.trace.inference.router_layers`.  The result is ``[n]`` PLACEMENT.
-    """
-    given = {int(layer): list(members) for layer, members in configured.items()}
-    routed = {
-        (site.group, layer, site.experts)
-        for site in sites
-        if site.operation == ROUTING
-        for layer in (site.layer, *given)
-    }
-    rows = []
-    for group, layer, experts in sorted(routed):
-        ranks = groups[group].ranks
-        if layer in given:
-            holders = given[layer]
-            if len(holders) != experts or max(holders) >= len(ranks):
-                continue  # invalid for this layer, hence unknown
-        elif experts % len(ranks) == 0:
-            holders = [expert * len(ranks) // experts for expert in range(experts)]
-        else:
-            continue  # unknown: no matrix can be computed from the demand
-        for expert, member in enumerate(holders):
-            rows.append((group, layer, expert, 0, ranks[member], 0))
-    return np.array(rows, PLACEMENT)

@@ -96,6 +96,9 @@ class RankRecord:
     group_names: tuple[str, ...] = ()  # the same on all ranks of a group; (): unnamed
     modules: tuple[CallingModule, ...] = ()
     placements: Table = field(default_factory=lambda: np.zeros(0, PLACEMENT))
+    placed: Mapping[int, Sequence[int]] | None = None
+    """Group rank of each expert by layer, contiguous for other layers of routings;
+    None: only ``placements`` are known."""
     clocks: Table = field(default_factory=lambda: np.zeros(0, CLOCK))
     node: str = ""
     gaps: tuple[int, ...] = ()  # calls before which others were lost, by position
@@ -127,7 +130,7 @@ class Record:
     sites: tuple[Site, ...]
     calls: Table  # [n] MEMBER_CALL, by rank; ``site`` indexes ``sites``
     steps: Table  # [s] RANK_STEP
-    placements: Table  # [p] PLACEMENT
+    placements: Table  # [p] PLACEMENT, that imported files state
     after_gap: Bool  # [n] calls were lost before this one
 
     def site_mask(self, wanted: Sequence[object]) -> Bool:

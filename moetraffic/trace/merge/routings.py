@@ -9,13 +9,48 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.trace.choices import ExpertIds
-from moetraffic.trace.model import NONE_BEFORE, ROUTING, DroppedForm, Site
+from moetraffic.trace.model import (
+    NONE_BEFORE,
+    PLACEMENT,
+    ROUTING,
+    DroppedForm,
+    Site,
+)
 from moetraffic.trace.panel import ArrayPanel, Panel, count_equal
 from moetraffic.trace.storage import table_of
 
 from .assembly import Assembly
-from .rank_record import RankRecord, Table
+from .rank_record import RankRecord, Record, Table
 from .reconcile import widened
+
+
+def expert_placements(record: Record) -> Table:
+    """Build the placement of each routed layer, configured or contiguous.
+
+    The result is ``[n]`` PLACEMENT, with the rows that imported files state.
+    """
+    rows = set(record.placements.tolist())
+    for rank, calls in record.calls_of.items():
+        placed = record.ranks[rank].placed
+        if placed is None:
+            continue
+        for number in np.unique(record.calls["site"][calls]).tolist():
+            site = record.sites[number]
+            ranks, experts = record.groups[site.group].ranks, site.experts
+            contiguous = [e * len(ranks) // experts for e in range(experts)]
+            holders = placed.get(site.layer, contiguous)
+            # else unknown: no matrix can be computed from the demand
+            valid = site.layer in placed or experts % len(ranks) == 0
+            if (
+                valid
+                and len(holders) == experts
+                and max(holders, default=0) < len(ranks)
+            ):
+                rows |= {
+                    (site.group, site.layer, expert, 0, ranks[member], 0)
+                    for expert, member in enumerate(holders)
+                }
+    return np.array(sorted(rows), PLACEMENT)
 
 
 def fill_routings(

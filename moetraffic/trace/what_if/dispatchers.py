@@ -153,8 +153,7 @@ def redispatch(trace: Trace, dispatcher: str, *, ranks_per_node: int = 0) -> Tra
     parts_of = [vars(of) for of in every]
     columns = {
         name: np.concatenate([part[name] for part in parts_of])
-        for name, column in vars(trace.occurrences).items()
-        if column is not None
+        for name in vars(trace.occurrences)
     }
     columns["sequence"] = np.full(len(columns["site"]), -1)
     return trace.replaced(

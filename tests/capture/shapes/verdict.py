@@ -19,7 +19,7 @@ from moetraffic.trace.model import Source
 ASPECTS = ("layer", "phase", "direction", "micro-batch", "group", "step", "kind")
 PATIENCE_S = 30.0
 UNNAMED = {"layer": -1, "phase": "", "direction": "", "group": "other"}
-LABELS = ("count_exchange", "probabilities", "indices", "scale_factors", "companion")
+LABELS = ("count_exchange", "companion")
 """What inference names beside the phases."""
 COUNTS = ("nameable", "unnamed", "inferred", "wrong")
 
@@ -126,7 +126,7 @@ def _judge_rank(
     verdict.calls += len(calls)
     verdict.absent += abs(len(found) - len(calls))
     layers = _layers(trace, found, calls) if truth["renumbered"] else {}
-    kinds, marked = [*truth["kinds"], ""], trace.occurrences.evaluation
+    kinds = [*truth["kinds"], ""]
     first: dict[tuple[int, int, str], int] = {}  # slot of several kinds in one step
     for number, (occurrence, call) in enumerate(zip(found, calls, strict=False)):
         site = trace.sites[trace.occurrences.site[occurrence]]
@@ -159,8 +159,7 @@ def _judge_rank(
         if site.phase or (named == "count_exchange" and site.layer >= 0):
             true["micro-batch"], said["micro-batch"] = place["micro_batch"], site.slot
             step = call["step"]
-            mark = marked is not None and bool(marked[occurrence])
-            if mark or "" in kinds[max(step - 1, 0) : step + 1]:
+            if "" in kinds[max(step - 1, 0) : step + 1]:
                 shift = site.slot - place["micro_batch"]
                 begun = first.setdefault((step, place["layer"], site.phase), shift)
                 true["micro-batch"] += begun
@@ -262,7 +261,6 @@ def _judge_steps(verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]) -
     kind_of = dict(zip(numbers, steps.kind, strict=True))
     training = [n for n in numbers if kind_of[n] != "evaluation"]
     known = dict(zip(numbers, (steps.source > Source.UNKNOWN).tolist(), strict=True))
-    marked = trace.occurrences.evaluation
     kinds = [*truths[0]["kinds"], ""]  # calls after the last step are of none
     ended = [kind in ("train", "skipped") for kind in kinds]
     for n, optimized in reversed([*enumerate(truths[0]["optimized"])]):
@@ -288,8 +286,7 @@ def _judge_steps(verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]) -
                 first = training[n - 1] if 0 < n <= len(training) else -1
                 last = training[n + inside : n + inside + 1] or [max(numbers) + 1]
                 right |= first < said < last[0]
-            mark = marked is not None and bool(marked[occurrence])
-            named = "evaluation" if mark else kind_of[said]
+            named = kind_of[said]
             allowed = {kind, "evaluation"} if call["aside"] else {kind}
             where = f"rank {rank} call {number} ({call['place']})"
             if not right:

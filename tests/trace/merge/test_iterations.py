@@ -33,13 +33,11 @@ def with_kinds(program: str) -> tuple[list[int], list[int], list[str]]:
             marks.append(mark)
         else:
             letters += letter
-    ended = list(
-        ended_iterations(
-            marks,
-            np.array([letter in "fb" for letter in letters], bool),
-            np.array([letter == "b" for letter in letters], bool),
-            marked=is_marked(marks),
-        )
+    ended = ended_iterations(
+        marks,
+        np.array([letter in "fb" for letter in letters], bool),
+        np.array([letter == "b" for letter in letters], bool),
+        marked=is_marked(marks),
     )
     edges = [stop.calls for stop in ended]
     calls = np.searchsorted(edges, np.arange(len(letters)), side="right").tolist()
