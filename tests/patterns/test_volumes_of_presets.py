@@ -72,7 +72,7 @@ def test_uneven_stages_are_those_of_torchtitan() -> None:
     assert [len(chunk) for chunk in split] == [4, 5, 4, 4, 4, 4, 4, 3]
     assert [layer for chunk in split for layer in chunk] == list(range(32))
     plan = Layout(pp=4, head_layers=11, accumulation=4)
-    with pytest.raises(LayoutError, match="the output layer counts as"):
+    with pytest.raises(LayoutError, match="embedding and output layer count"):
         megatron_pattern(preset("llama-3-8b").model, plan)
 
 
