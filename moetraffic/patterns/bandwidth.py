@@ -89,11 +89,6 @@ class HockneyFit:
         """Median of the absolute residuals that were left out."""
         return float(np.median(np.abs(self.left_out)))
 
-    @property
-    def usable(self) -> bool:
-        """Whether times at sizes that were left out are within half of the fit's."""
-        return self.median <= USABLE
-
 
 def hockney_fit(
     collective: str,
