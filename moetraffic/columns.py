@@ -912,11 +912,6 @@ COLUMNS: dict[str, Column] = {
     "hidden_behind": Column(
         "behind", "", "", "str", "compute behind which traffic is hidden"
     ),
-    "input": Column("input", "", "", "str", "input of the time model"),
-    "elasticity": Column(
-        "change", "+.3f", "%", "float64", "of the iteration time for 1% of the input"
-    ),
-    "convention": Column("convention", "", "", "str", "how a term is counted"),
     "change": Column("change", "+.1%", "share", "float64", "of the iteration time"),
     "iteration_time": Column("T_iter", "s", "s", "float64", "time of an iteration"),
     "tokens_per_s": Column("tokens/s", ",.0f", "1/s", "float64", "of all ranks"),

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,11 +88,6 @@ class HockneyFit:
     def median(self) -> float:
         """Median of the absolute residuals that were left out."""
         return float(np.median(np.abs(self.left_out)))
-
-    @property
-    def usable(self) -> bool:
-        """Whether times at sizes that were left out are within half of the fit's."""
-        return self.median <= USABLE
 
 
 def hockney_fit(
@@ -320,19 +315,19 @@ class BandwidthTable:
         platform: str | None = None,
         protocol: str | None = None,
     ) -> Effective:
-        """Time and bus bandwidth of collectives.
+        """Time and bus bandwidth of collectives of 2 ranks or more.
 
-        Of 2 ranks or more and positive bytes, arrays that are broadcast; ``span``,
-        ``platform`` and ``protocol`` choose measurements (None: the only ones).
-        AnalysisError if this was not measured, or more than one kind fits.
+        Arrays are broadcast; ``span``, ``platform`` and ``protocol`` choose
+        measurements (None: the only ones).  AnalysisError if this was not measured, or
+        more than one kind fits.
         """
         n, size = np.broadcast_arrays(
             np.asarray(ranks, np.float64), np.asarray(size_bytes, np.float64)
         )
         if not ((n >= 2).all() and (size > 0).all()):
             raise AnalysisError(
-                "bandwidth is asked for 2 ranks or more and positive sizes, but ranks "
-                f"begin at {n.min():g} and sizes at {size.min():g}: leave these out"
+                "bandwidth is of 2 ranks or more and positive sizes, but ranks begin "
+                f"at {n.min():g} and sizes at {size.min():g}: leave these out"
             )
         curves = self._chosen((collective, platform, protocol, span))
         shape, n, size = n.shape, n.ravel(), size.ravel()
@@ -373,10 +368,10 @@ class BandwidthTable:
         ]
         if len(fits) == 1:
             return self.curves[fits[0]]
-        there = "; ".join(_words(*key) for key in (fits or self.curves)) or "nothing"
+        measured = "; ".join(_words(*key) for key in (fits or self.curves)) or "nothing"
         which = "is not measured" if not fits else "fits several measurements"
         raise AnalysisError(
-            f"{_words(*asked)} {which} ({there}): choose one of these with "
+            f"{_words(*asked)} {which} ({measured}): choose one of these with "
             "--collective, --platform, --protocol and --span, or measure it with "
             "moetraffic bench"
         )
@@ -407,11 +402,11 @@ def read_table(path: str | Path) -> BandwidthTable:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        lines = [ln for ln in text.splitlines() if ln and not ln.startswith("#")]
         if str(path).endswith(".json"):
             document = json.loads(text)
             rows = document.get("rows") or document["tables"]["measurements"]
         else:
+            lines = [ln for ln in text.splitlines() if ln and not ln.startswith("#")]
             rows = list(csv.DictReader(lines))
         rows = [dict(row.items()) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -436,7 +431,7 @@ def samples(rows: Sequence[Mapping[str, Any]], name: str) -> list[Sample]:
             f"{name} has no measurements with the columns {', '.join(missing)}: add "
             "them (gpus are ranks, too), or give a file that moetraffic bench wrote"
         )
-    found = []
+    measured = []
     for number, row in enumerate(rows, 1):
         given = [f for f in fields(Sample) if row.get(f.name)]
         try:
@@ -452,8 +447,8 @@ def samples(rows: Sequence[Mapping[str, Any]], name: str) -> list[Sample]:
                 f"measurements are of {', '.join(COLLECTIVES)} that moved every byte "
                 f"right, but number {number} of {name} has {what}: leave it out"
             )
-        found.append(made)
-    return found
+        measured.append(made)
+    return measured
 
 
 def big_red_200() -> BandwidthTable:
@@ -468,87 +463,33 @@ def big_red_200() -> BandwidthTable:
 # ---- published systems ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Platform:
-    """A system that a study was made on; a rate is one way, GB is 1e9 bytes.
+@cache
+def published_systems(table: str) -> dict[str, dict[str, Any]]:
+    """Rows of the tables "platforms" or "protocols" by name.
 
-    What its source does not state is NaN, or 0 of counts.
+    Rates are one way, GB is 1e9 bytes; what its source does not state is None.
     """
 
-    name: str
-    system: str
-    nodes: int
-    gpus_per_node: int
-    gpu: str
-    gpu_memory_gb: float
-    gpu_memory_gbs: float
-    peak_tflops: float  # dense fp16 input, fp32 accumulation
-    p2p_gbs: float  # measured between two GPUs of a node
-    nic: str
-    nics_per_node: int
-    nic_gbps_per_node: float  # nominal, of all NICs together
-    protocol: str
+    def cell(text: str) -> float | str | None:
+        try:
+            return float(text)
+        except ValueError:
+            return text or None
 
-    @property
-    def nic_bytes_s(self) -> float:
-        """Nominal bytes/s of a node, each way."""
-        return self.nic_gbps_per_node * 1e9 / 8
-
-    @property
-    def p2p_bytes_s(self) -> float:
-        """Bytes/s between two GPUs of a node, each way."""
-        return self.p2p_gbs * 1e9
+    rows = [{c: cell(text) for c, text in row.items()} for row in published(table)]
+    return {str(row[table.removesuffix("s")]): row for row in rows}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """What a protocol made of a link in a published measurement."""
-
-    name: str
-    link_gbps: float
-    achieved_gbps: float  # the highest that was seen, each way
-    source: str
-
-    @property
-    def efficiency(self) -> float:
-        """Achieved over nominal."""
-        return self.achieved_gbps / self.link_gbps
-
-
-Kind = TypeVar("Kind", Platform, Protocol)
-
-
-def _read(kind: type[Kind], table: str) -> dict[str, Kind]:
-    """Read a published table by its first column; empty numbers are NaN, counts 0."""
-    empty = {"float": "nan", "int": "0", "str": ""}
-    types = {f.name: str(f.type) for f in fields(kind) if f.name != "name"}
-    found = {}
-    for row in published(table):
-        name = next(iter(row.values()))
-        values = {n: TYPES[of](row[n] or empty[of]) for n, of in types.items()}
-        found[name] = kind(name=name, **values)
-    return found
-
-
-@cache
-def platforms() -> dict[str, Platform]:
-    """All platforms by name."""
-    return _read(Platform, "platforms")
-
-
-@cache
-def protocols() -> dict[str, Protocol]:
-    """All protocols by name."""
-    return _read(Protocol, "protocols")
-
-
-def platform(name: str) -> Platform:
+def platform(name: str) -> dict[str, Any]:
     """The platform of a name; LayoutError if there is none."""
-    check_choice("a platform", name, platforms(), LayoutError)
-    return platforms()[name]
+    known = published_systems("platforms")
+    check_choice("a platform", name, known, LayoutError)
+    return known[name]
 
 
-def protocol(name: str) -> Protocol:
-    """The protocol of a name; LayoutError if there is none."""
-    check_choice("a protocol", name, protocols(), LayoutError)
-    return protocols()[name]
+def protocol_share(name: str) -> float:
+    """Share of a link's nominal rate that a protocol reached, as published;
+    LayoutError if there is none of that name."""
+    known = published_systems("protocols")
+    check_choice("a protocol", name, known, LayoutError)
+    return float(known[name]["achieved_gbps"] / known[name]["link_gbps"])

@@ -34,7 +34,7 @@ from moetraffic.workload.routing import ROUTERS, Gating
 from moetraffic.workload.tensors import ModelTensor, model_tensors, sees_own_tokens
 from moetraffic.workload.training import Training
 
-from .copies import ROOT, Copies, Sent, Synchronization, Unit
+from .copies import ROOT, Copies, Synchronization, Unit
 from .layer import TRAFFIC, Halves, LayerCalls, Part
 from .layout import Groups, Layout, element_bytes
 from .rules import SYNCHRONIZATION_RULES, check
@@ -132,22 +132,18 @@ class Pattern:
         return tuple(sorted({call.group for call, _ in chain(*counts)}))
 
     @cached_property
-    def _groups(self) -> dict[tuple[str, int], Groups]:
+    def _groups(self) -> dict[tuple[str, int], list[tuple[int, ...]]]:
         """Groups by kind and stage."""
         groups: dict[tuple[str, int], list[tuple[int, ...]]] = {}
         for kind in self.kinds:
             for group in self.layout.groups(kind):
                 for stage in {self.stage_of[rank] for rank in group}:
                     groups.setdefault((kind, stage), []).append(group)
-        return {place: tuple(held) for place, held in groups.items()}
+        return groups
 
     def groups(self, kind: str, stage: int) -> Groups:
         """The groups of a kind with a member on a stage."""
-        return self._groups.get((kind, stage), ())
-
-    def group(self, kind: str, rank: int) -> tuple[int, ...]:
-        """The group of a kind that a rank is in."""
-        return next(g for g in self.layout.groups(kind) if rank in g)
+        return tuple(self._groups.get((kind, stage), ()))
 
     def calls(
         self, traffic: Sequence[str] | None = None
@@ -214,8 +210,8 @@ class Stage:
     shard_label: ClassVar[str] = ""  # of calls that ZeRO adds; empty: as of gradients
 
     @cached_property
-    def layer_calls(self) -> LayerCalls:
-        """What a layer sends."""
+    def parts(self) -> LayerCalls:
+        """What layers and ends send."""
         layout = Layout.of(self.shape, self.plan, self.gating).arrays()
         return self.dialect(layout, self.gating)
 
@@ -252,27 +248,31 @@ class Stage:
         """The calls of one micro-batch's pass through a chunk, and its messages."""
         p, one = self.plan, Pass(backward, 0, chunk)
         messages = handed_on(one, self.number, p.pp, p.virtual, p.schedule)
-        calls = (self.backward if backward else self.forward)(self.chunks[chunk])
-        before, behind = ([self._message(m, backward)] if m else [] for m in messages)
+        before, behind = (
+            [
+                Call(
+                    *("PP", "pp", "send_recv", round(float(self.parts.handed_on))),
+                    dtype=p.dtype,
+                    label="pipeline",
+                    peers=peers,
+                    direction=WAYS[backward],
+                )
+            ]
+            if peers
+            else []
+            for peers in messages
+        )
         if before:
-            before += self.listed(self.layer_calls.received(), -1, WAYS[backward])
+            before += self.listed(self.parts.received(), -1, WAYS[backward])
+        calls = (self.backward if backward else self.forward)(self.chunks[chunk])
         return before + calls + behind
-
-    def _message(self, peers: tuple[int, int], backward: bool) -> Call:
-        size = round(float(self.layer_calls.handed_on))
-        more: dict[str, Any] = {
-            "label": "pipeline",
-            "peers": peers,
-            "direction": WAYS[backward],
-        }
-        return Call("PP", "pp", "send_recv", size, self.plan.dtype, **more)
 
     def end(self) -> list[Call]:
         """Behind the last backward pass (``finalize_model_grads.py``)."""
         p = self.plan
         own = sum(t.elements for t in self.dense if sees_own_tokens(t))
         calls = self.synced("gradients")
-        calls += self.listed(self.layer_calls.norms(own, element_bytes(p.gradients)))
+        calls += self.listed(self.parts.norms(own, element_bytes(p.gradients)))
         calls += self.embedding_sync()
         shards = p.synchronized not in ("all-reduce", "ddp", "oss")
         if p.world > 1 and (shards or p.tp * p.pp > 1):
@@ -284,7 +284,7 @@ class Stage:
 
     def forward(self, chunk: Chunk) -> list[Call]:
         """Embedding, layers, head and loss, as far as they are in the chunk."""
-        calls, parts = self.synced("before_forward", ROOT), self.layer_calls
+        calls, parts = self.synced("before_forward", ROOT), self.parts
         embedded, predicted = map(self.listed, (parts.embedded(), parts.predicted()))
         if chunk.first:
             calls += embedded
@@ -299,10 +299,10 @@ class Stage:
 
     def backward(self, chunk: Chunk) -> list[Call]:
         """The same, from the end."""
-        calls, parts = self.synced("before_backward", ROOT), self.layer_calls
+        calls, parts = self.synced("before_backward", ROOT), self.parts
         embedded, predicted = (
-            self.listed(of, -1, "backward")
-            for of in (parts.embedded_gradient(), parts.predicted_gradient())
+            self.listed(end, -1, "backward")
+            for end in (parts.embedded_gradient(), parts.predicted_gradient())
         )
         if chunk.last:
             for layer in reversed(self.shape.predicting_layers):
@@ -320,40 +320,44 @@ class Stage:
     @cached_property
     def _halves(self) -> dict[tuple[bool, bool, bool], Halves]:
         """What passes send: backward, with experts, behind an encoder."""
-        of = self.layer_calls.forward, self.layer_calls.backward
+        ways = self.parts.forward, self.parts.backward
         return {
-            (back, sparse, crosses): of[back](sparse=sparse, crosses=crosses)
+            (back, sparse, crosses): ways[back](sparse=sparse, crosses=crosses)
             for back, sparse, crosses in product((False, True), repeat=3)
         }
 
     def _parts(self, layer: int, *, backward: bool = False) -> Halves:
         """What a layer's pass sends."""
-        return self._halves[
-            backward, self.shape.sparse(layer), self.shape.crosses(layer)
-        ]
+        shape = self.shape
+        return self._halves[backward, shape.sparse(layer), shape.crosses(layer)]
 
     def _layer(self, layer: int) -> list[Call]:
         """A layer's forward pass."""
-        calls = self.synced("before_forward", ("block", layer))
         halves = self._parts(layer)
-        calls += self.listed(halves.before, layer)
-        calls += self._experts_synced("before_forward", layer)
-        return calls + self.listed(halves.experts + halves.behind, layer)
+        return [
+            *self.synced("before_forward", ("block", layer)),
+            *self.listed(halves.before, layer),
+            *self.synced("before_forward", ("experts", layer)),
+            *self.listed(halves.experts + halves.behind, layer),
+        ]
 
     def _layer_gradient(self, layer: int, ahead: Sequence[Part] = ()) -> list[Call]:
         """Its backward pass; ``ahead`` is computed again with it."""
-        unit = "block", layer
-        calls = self.synced("before_backward", unit)
+        again: list[Call] = []
         if self.plan.recompute == "full":
-            again = [*ahead, *self._parts(layer).all]
-            calls += self.recomputed(self.listed(again, layer, "recompute"), layer)
+            parts = [*ahead, *self._parts(layer).all]
+            again = self.recomputed(self.listed(parts, layer, "recompute"), layer)
         halves = self._parts(layer, backward=True)
-        calls += self.listed(halves.before, layer, "backward")
-        calls += self._experts_synced("before_backward", layer)
-        calls += self.listed(halves.experts, layer, "backward")
-        calls += self._experts_synced("after_backward", layer)
-        calls += self.listed(halves.behind, layer, "backward")
-        return calls + self.synced("after_backward", unit)
+        return [
+            *self.synced("before_backward", ("block", layer)),
+            *again,
+            *self.listed(halves.before, layer, "backward"),
+            *self.synced("before_backward", ("experts", layer)),
+            *self.listed(halves.experts, layer, "backward"),
+            *self.synced("after_backward", ("experts", layer)),
+            *self.listed(halves.behind, layer, "backward"),
+            *self.synced("after_backward", ("block", layer)),
+        ]
 
     def recomputed(self, calls: list[Call], layer: int) -> list[Call]:
         """What of a layer's forward pass is sent again before its backward pass."""
@@ -409,25 +413,21 @@ class Stage:
 
     def synced(self, point: str, unit: Unit | None = None) -> list[Call]:
         """What keeps copies equal at a point of an iteration."""
-        return [self._synced(sent) for sent in self.sync.at(point, unit)]
-
-    def _synced(self, sent: Sent) -> Call:
-        p, copies = self.plan, sent.copies
-        dtype = p.gradients if sent.gradients else p.dtype
-        group = copies.across_group if sent.across else copies.group
-        size = round(sent.elements * element_bytes(dtype))
-        label = (sent.added and self.shard_label) or copies.label
-        more: dict[str, Any] = {
-            "direction": WAYS[sent.backward],
-            "label": label,
-            "root": sent.root,
-        }
-        return Call("DP", group, sent.operation, size, dtype, **more)
-
-    def _experts_synced(self, point: str, layer: int) -> list[Call]:
-        """What the experts' own unit sends, where experts have copies."""
-        unit: Unit = ("experts", layer)
-        return self.synced(point, unit) if unit in self.sync.units else []
+        calls = []
+        for sent in self.sync.at(point, unit):
+            dtype = self.plan.gradients if sent.gradients else self.plan.dtype
+            call = Call(
+                traffic="DP",
+                group=sent.copies.across_group if sent.across else sent.copies.group,
+                operation=sent.operation,
+                size=round(sent.elements * element_bytes(dtype)),
+                dtype=dtype,
+                direction=WAYS[sent.backward],
+                label=(sent.added and self.shard_label) or sent.copies.label,
+                root=sent.root,
+            )
+            calls.append(call)
+        return calls
 
     def embedding_sync(self) -> list[Call]:
         """The embedding's gradient, where the first and the last stage use it."""
@@ -436,9 +436,9 @@ class Stage:
         if p.pp == 1 or not shared or self.pair > 1 or self.number not in (0, p.pp - 1):
             return []
         table = next(t for t in self.dense if t.name == "token.weight")
-        kind, size = p.gradients, table.elements * element_bytes(p.gradients)
+        size = table.elements * element_bytes(p.gradients)
         how = "EmbTableSync", "embedding", "all_reduce"
-        return [Call(*how, size, kind, label="embedding_sync")]
+        return [Call(*how, size, p.gradients, label="embedding_sync")]
 
     @cached_property
     def sync(self) -> Synchronization:
@@ -560,22 +560,11 @@ def megatron_pattern(
 ) -> Pattern:
     """The collectives of one iteration of Megatron-LM's parallelism, all ranks.
 
-    Parameters
-    ----------
-    model, layout
-        The model, and how it is trained.
-    gating
-        Of a mixture of experts.  Where routing decides how much is sent, all experts
-        are taken to get as much, and the calls' ``exact`` is false.
-    shares
-        Of an exchange's token copies, by expert-parallel rank, as measured: a row for
-        each measured layer, which layers with experts follow in proportion; empty:
-        equal.
-
-    Raises
-    ------
-    LayoutError
-        If the model cannot be spread so.
+    Where ``gating`` decides how much is sent, all experts are taken to get as much, and
+    the calls' ``exact`` is false.  ``shares`` are measured ones of an exchange's token
+    copies, by expert-parallel rank: a row for each measured layer, which layers with
+    experts follow in proportion; empty: equal.  LayoutError if the model cannot be
+    spread so.
     """
     gating, p = gating or Gating(k=1), layout
     imbalance = p.ep * max(map(max, shares)) if shares else 1.0
@@ -624,13 +613,8 @@ def workload_pattern(workload: Workload) -> Pattern:
 
 
 def trained_pattern(model: ModelShape, layout: Layout, gating: Gating) -> Pattern:
-    """The collectives of one iteration of training with ``moetraffic.models``.
-
-    Raises
-    ------
-    LayoutError
-        If that training does not support the layout.
-    """
+    """The collectives of one iteration of training with ``moetraffic.models``;
+    LayoutError if that training does not support the layout."""
     training = Training(
         micro_batch=layout.micro_batch,
         accumulation=layout.accumulation,

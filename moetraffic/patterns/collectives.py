@@ -22,14 +22,12 @@ References
 NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bandwidth"; src/gather.cu, src/scatter.cu,
 src/alltoall.cu and src/sendrecv.cu for those that the page does not list.
 Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-MPICH", Int. J. High Perform. Comput. Appl. 19 (2005) 49: rounds, ring, recursive
-halving (section 4.4) and doubling (4.1), Rabenseifner's all-reduce (4.5).
+MPICH", Int. J. High Perform. Comput. Appl. 19 (2005) 49: rounds and rings.
 Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
 scan", Parallel Computing 35 (2009) 581; NCCL, ``src/graph/trees.cc`` (its trees span
 nodes, and within a node a chain hangs on them; here every rank is a node of the tree).
 Cho et al., "BlueConnect", MLSys 2019, section 3; Jia et al., arXiv 1807.11205, section
-3.2 (hierarchical all-reduce); Hwang et al., "Tutel", arXiv 2206.03382, section 3.4 (2DH
-all-to-all).
+3.2 (hierarchical all-reduce).
 gloo, ``allreduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``reduce.cc``; torch,
 ``ProcessGroupGloo.cpp``.
 """
@@ -259,43 +257,6 @@ def double_tree(operation: str, volumes: Int64) -> Int64:
     return out
 
 
-def halving_doubling(operation: str, volumes: Int64) -> Int64:
-    """Recursive halving to scatter, recursive doubling to gather.
-
-    A rank's partner in a round differs from it in one bit.  Where the ranks are no
-    power of two, the first ``2 r`` of them fold: each even one gives its buffer to the
-    odd one behind it, which stands for both, and gets the result in the end.
-    """
-    ranks, size = len(volumes), int(volumes.max(initial=0))
-    if operation == "reduce_scatter":
-        return halving_doubling("all_gather", chunks(size, ranks)).T.copy()
-    folds = ranks - (1 << (ranks.bit_length() - 1))
-    places = [*range(1, 2 * folds, 2), *range(2 * folds, ranks)]
-    even, out = np.arange(0, 2 * folds, 2), np.zeros((ranks, ranks), np.int64)
-    if operation == "all_reduce":
-        out[even, even + 1] = out[even + 1, even] = size
-        parts = chunks(size, len(places))
-        doubling = _doubling(parts)
-        out[np.ix_(places, places)] += doubling + doubling.T
-        return out
-    held = volumes[places].copy()
-    out[even, even + 1] = volumes[even]
-    held[:folds] += volumes[even]
-    out[np.ix_(places, places)] += _doubling(held)
-    out[even + 1, even] += volumes.sum() - volumes[even]
-    return out
-
-
-def _doubling(held: Int64) -> Int64:
-    """Everything gathered so far to a partner, the nearest first, of 2^i ranks."""
-    ranks = np.arange(len(held))
-    out, have = np.zeros((len(held), len(held)), np.int64), held
-    for bit in (1 << i for i in range(len(held).bit_length() - 1)):
-        out[ranks, ranks ^ bit] = have
-        have = have + have[ranks ^ bit]
-    return out
-
-
 def gloo(operation: str, volumes: Int64, element: int = 4) -> Int64:
     """All-reduces go round a ring from each rank to the one *before* it, all-gathers to
     the one behind it.
@@ -358,61 +319,39 @@ def hierarchical(operation: str, volumes: Int64, nodes: Sequence[int]) -> Int64:
     of g ranks and ``2 (m-1)/m size/g`` to another of m.  ``nodes``: of each member.
     """
     out = np.zeros((len(volumes), len(volumes)), np.int64)
-    inside = _members(nodes)
-    each, size = len(inside[0]) if inside else 1, int(volumes.max(initial=0))
-    across = [[node[place] for node in inside] for place in range(each)]
-    parts = chunks(size, each)
-    if operation == "all_gather":
-        for same in across:
-            out[np.ix_(same, same)] += ring(operation, volumes[same])
-        columns = np.array([volumes[same].sum() for same in across], np.int64)
-        for node in inside:
-            out[np.ix_(node, node)] += ring(operation, columns)
-        return out
-    for node in inside:
-        out[np.ix_(node, node)] += ring("reduce_scatter", np.full(each, size))
-        if operation == "all_reduce":
-            out[np.ix_(node, node)] += ring("all_gather", parts)
-    for same, part in zip(across, parts.tolist(), strict=True):
-        out[np.ix_(same, same)] += ring(operation, np.full(len(same), part))
-    return out
-
-
-def hierarchical_all_to_all(matrix: Int64, nodes: Sequence[int]) -> Int64:
-    """The matrix ``[n, n]`` of an all-to-all in two levels: rows for a place of a node
-    go to the rank of that place on the own node first, and from there on."""
-    out = np.zeros_like(matrix)
-    inside = _members(nodes)
-    for own in inside:
-        for other in inside:
-            rows = matrix[np.ix_(own, other)]
-            out[np.ix_(own, own)] += rows  # to who has the receiver's place
-            if own is not other:
-                out[own, other] += rows.sum(axis=0)
-    np.fill_diagonal(out, 0)
-    return out
-
-
-def _members(nodes: Sequence[int]) -> list[list[int]]:
-    """Members of each node, which are as many."""
     members: dict[int, list[int]] = {}
     for member, node in enumerate(nodes):
         members.setdefault(node, []).append(member)
     inside = list(members.values())
-    if any(len(m) != len(inside[0]) for m in inside):
+    if len({len(ranks) for ranks in inside}) > 1:
         raise LayoutError(
             "a hierarchical collective has as many ranks on each of its nodes, but "
             f"there are {', '.join(str(len(m)) for m in inside)}: choose another "
             "algorithm"
         )
-    return inside
+    each, size = len(inside[0]) if inside else 1, int(volumes.max(initial=0))
+    across = [[ranks[place] for ranks in inside] for place in range(each)]
+    parts = chunks(size, each)
+    if operation == "all_gather":
+        for same in across:
+            out[np.ix_(same, same)] += ring(operation, volumes[same])
+        columns = np.array([volumes[same].sum() for same in across], np.int64)
+        for ranks in inside:
+            out[np.ix_(ranks, ranks)] += ring(operation, columns)
+        return out
+    for ranks in inside:
+        out[np.ix_(ranks, ranks)] += ring("reduce_scatter", np.full(each, size))
+        if operation == "all_reduce":
+            out[np.ix_(ranks, ranks)] += ring("all_gather", parts)
+    for same, part in zip(across, parts.tolist(), strict=True):
+        out[np.ix_(same, same)] += ring(operation, np.full(len(same), part))
+    return out
 
 
 ALGORITHMS: Mapping[str, Callable[..., Int64]] = {
     "ring": ring,
     "direct": direct,
     "double-tree": double_tree,
-    "halving-doubling": halving_doubling,
     "hierarchical": hierarchical,  # of the nodes, too
     "gloo": gloo,  # of the element's bytes, too
 }

@@ -207,11 +207,8 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronization:
-    """What is called at each point of an iteration.
-
-    ``copies`` are those of the dense parameters and of the experts, where there are
-    several; ``units`` in the order in which their forward passes end.
-    """
+    """What is called at each point of an iteration, for copies of dense parameters and
+    of experts; ``units`` are in the order in which their forward passes end."""
 
     name: str = "all-reduce"  # one of SYNCHRONIZATIONS
     copies: Sequence[Copies] = ()
@@ -226,7 +223,7 @@ class Synchronization:
         if (unit is not None) != self.name.startswith("fsdp") or not self.copies:
             return []
         if unit is not None:
-            return list(self._of_unit(point, unit))
+            return list(self._of_unit(point, unit)) if unit in self.units else []
         return [call for c in self.copies if c.elements for call in self._of(point, c)]
 
     def _of(self, point: str, c: Copies) -> Iterator[Sent]:

@@ -74,15 +74,8 @@ class LayerCalls:
     # ---- a layer ---------------------------------------------------------------
 
     def forward(self, *, sparse: bool, crosses: bool = False) -> Halves:
-        """A layer's forward pass.
-
-        Parameters
-        ----------
-        sparse
-            Whether it has experts.
-        crosses
-            Whether it is of a decoder that attends to an encoder's tokens.
-        """
+        """A layer's forward pass; ``sparse``: it has experts, ``crosses``: it is of a
+        decoder that attends to an encoder's tokens."""
         attention = [self._gathered("attention"), *self._context(backward=False)]
         attention += self._summed("attention")
         if not sparse:
@@ -309,11 +302,6 @@ def distinct(k: Values, experts: Values, parts: Values) -> Values:
 
     Of k distinct experts, equally likely among E, a part of E/P gets none with
     probability ``C(E - E/P, k) / C(E, k)`` (hypergeometric).
-
-    Parameters
-    ----------
-    k, experts, parts
-        Numbers, or arrays that broadcast; each part has as many experts.
 
     Examples
     --------

@@ -523,17 +523,10 @@ class Layout:
         return prod(sizes[name] for name in names[: names.index(axis)])
 
     def groups(self, kind: str) -> Groups:
-        """Process groups of one kind, one of :data:`GROUP_KINDS`, of one layout.
+        """Process groups of one kind, one of :data:`GROUP_KINDS`, of one layout: world
+        ranks, ascending in each group; groups by their first rank.
 
-        Returns
-        -------
-        tuple of tuple of int
-            World ranks, ascending in each group; groups by their first rank.
-
-        Raises
-        ------
-        LayoutError
-            If there is no such kind, or the layout cannot be.
+        LayoutError if there is no such kind, or the layout cannot be.
         """
         check_choice("a group kind", kind, GROUP_KINDS, LayoutError)
         check(self, LAYOUT_RULES)

@@ -17,7 +17,6 @@ from .collectives import (
     ALGORITHMS,
     chunks,
     collective_matrix,
-    hierarchical_all_to_all,
     rings,
     sent_to_next,
 )
@@ -50,8 +49,6 @@ def call_matrix(
             out[source, destination] += call.size
     elif call.operation == "all_to_all":
         out = exchange_matrix(call, members)
-        if algorithm == "hierarchical":
-            out = hierarchical_all_to_all(out, nodes or [0] * members)
     else:
         volumes = np.full(members, call.size, np.int64)
         return collective_matrix(
@@ -171,12 +168,9 @@ def sent_bytes(pattern: Pattern, matrix: csr_array) -> float:
 
 
 def traffic_table(pattern: Pattern, matrices: Mapping[str, csr_array]) -> pd.DataFrame:
-    """Traffic of an iteration by kind, in a table.
-
-    Columns: ``kind``, ``bytes`` that the busiest rank sends, ``group_size`` and
-    ``groups`` of its largest kind of group, ``calls`` of a rank of the stage that makes
-    most, ``operations``.
-    """
+    """Traffic of an iteration by kind: ``bytes`` that the busiest rank sends,
+    ``group_size`` and ``groups`` of its largest kind of group, ``calls`` of a rank of
+    the stage that makes most, ``operations``."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
@@ -258,13 +252,7 @@ def _cells(
 
 
 def refuse_large(ranks: int, matrices: int, remedy: str) -> None:
-    """Refuse dense matrices between ``ranks`` that need more than :data:`MOST_BYTES`.
-
-    Raises
-    ------
-    LayoutError
-        If they do.
-    """
+    """Refuse dense matrices between ranks that need more than :data:`MOST_BYTES`."""
     needed = 8 * ranks**2 * matrices
     if needed > MOST_BYTES:
         raise LayoutError(

@@ -56,26 +56,10 @@ def replicate(load: Float64, slots: int) -> Int64:
 
 
 def place(name: str, load: Float64, ranks: int, slots: int) -> tuple[Int64, Int64]:
-    """Place experts by a named rule.
+    """Place experts with ``load`` ``[E]`` by a rule of PLACEMENTS, S slots on W ranks.
 
-    Parameters
-    ----------
-    name
-        One of PLACEMENTS.
-    load
-        ``[E]`` token copies for each expert.
-    ranks, slots
-        Numbers W and S.
-
-    Returns
-    -------
-    experts, ranks
-        ``[S]`` int64 each: the expert of each slot, sorted, and the rank that has it.
-
-    Raises
-    ------
-    LayoutError
-        If there is no such rule, or the numbers do not fit.
+    Returns the expert of each slot, sorted, and the rank that has it: ``[S]`` int64
+    each.  LayoutError if there is no such rule, or the numbers do not fit.
     """
     check_choice("the placement", name, PLACEMENTS, LayoutError)
     if slots < len(load):

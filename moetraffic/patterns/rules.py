@@ -102,13 +102,41 @@ def _each_pass(c: Layout) -> Values:
     return (how in IN_EACH_PASS) | ((c.zero == 3) & (how == ""))
 
 
-def _at_least_one(name: str, option: str = "") -> Rule:
-    option = option or name.replace("_", "-")
+def _at_least(least: int, *names: str) -> list[Rule]:
+    """Fields have a least value."""
+
+    def rule(name: str) -> Rule:
+        text = f"{option(name)} must be at least {least}, but is {{0.{name}}}: raise "
+        return lambda c: getattr(c, name) < least, f"{text}--{option(name)}"
+
+    return [rule(name) for name in names]
+
+
+def _whole(*names: str) -> list[Rule]:
+    """Fields are whole numbers of 0 or more."""
+
+    def rule(name: str) -> Rule:
+        text = f"{option(name)} is a whole number, but is {{0.{name}}}: change "
+        return (
+            lambda c: (getattr(c, name) < 0) | (getattr(c, name) % 1 > 0),
+            f"{text}--{option(name)}",
+        )
+
+    return [rule(name) for name in names]
+
+
+def _divides(name: str, size: str, what: str, change: str) -> Rule:
+    """A field divides a size of the model."""
     return (
-        lambda c: getattr(c, name) < 1,
-        f"{option} must be at least 1, but is {{0.{name}}}: "
-        f"give --{option} a positive number",
+        lambda c: getattr(c.sizes, size) % np.maximum(getattr(c, name), 1) != 0,
+        f"{name} must divide {what}, but there are {{0.sizes.{size}}} for {name} "
+        f"{{0.{name}}}: change {change} or --{name}",
     )
+
+
+def option(name: str) -> str:
+    """The option of a field, without its dashes."""
+    return "virtual-stages" if name == "virtual" else name.replace("_", "-")
 
 
 LAYOUT_RULES: tuple[Rule, ...] = (
@@ -117,12 +145,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
         f"the order must name {', '.join(AXES)} once each, but is {{0.order}}: give "
         f"--order {ORDER}",
     ),
-    *map(_at_least_one, AXES),
-    (
-        lambda c: c.etp < 0,
-        "etp must be at least 1, or 0 for that of tp, but is {0.etp}: give --etp a "
-        "positive number",
-    ),
+    *_at_least(1, *AXES),
+    *_at_least(0, "etp"),
     (
         lambda c: c.tp * c.cp * c.dp % np.maximum(c.expert_tp * c.ep, 1) != 0,
         "ep must divide dp (where experts are folded over other ranks, etp x ep must "
@@ -141,8 +165,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     ),
     (
         lambda c: (c.zero < 0) | (c.zero > 3) | (c.zero % 1 > 0),
-        "the ZeRO stage is one of 0, 1, 2, 3, but zero is {0.zero}: choose one of them "
-        "with --zero",
+        "the ZeRO stage is one of 0, 1, 2, 3, but zero is {0.zero}: change --zero",
     ),
     (
         _pipelines_differ,
@@ -173,49 +196,28 @@ SYNCHRONIZATION_RULES: tuple[Rule, ...] = (
 """Of how copies are kept equal."""
 
 SPLIT_RULES: tuple[Rule, ...] = (
-    (
-        lambda c: c.sizes.experts % np.maximum(c.ep, 1) != 0,
-        "ep must divide the experts, but there are {0.sizes.experts} experts for ep "
-        "{0.ep}: change --experts or --ep",
-    ),
-    (
-        lambda c: c.sizes.heads % np.maximum(c.tp, 1) != 0,
-        "tp must divide the attention heads, but there are {0.sizes.heads} heads for "
-        "tp {0.tp}: change --heads or --tp",
-    ),
+    _divides("ep", "experts", "the experts", "--experts"),
+    _divides("tp", "heads", "the attention heads", "--heads"),
     (
         lambda c: (
             c.sizes.layers + c.embedding_layers + c.head_layers < c.pp * c.virtual
         ),
         "every chunk of a pipeline holds a layer, but there are {0.sizes.layers} layers"
         " for pp x virtual = {0.pp} x {0.virtual}: lower --pp or --virtual-stages, or "
-        "count the ends as layers, as Megatron-LM can (--embedding-layers, "
-        "--head-layers)",
+        "count the ends as layers (--set embedding_layers=1, head_layers=1)",
     ),
-    *(
-        (
-            lambda c, name=name: (
-                (getattr(c, name) < 0)
-                | (getattr(c, name) % 1 > 0)
-                | ((getattr(c, name) > c.chunk_layers) & (c.pp * c.virtual > 1))
-            ),
-            f"{what} counts as a whole number of layers, at most those of a chunk, but "
-            f"{option} is {{0.{name}}} and chunks have {{0.chunk_layers}}: correct "
-            f"--{option}",
-        )
-        for what, name, option in (
-            ("the embedding", "embedding_layers", "embedding-layers"),
-            ("the output layer", "head_layers", "head-layers"),
-        )
+    *_whole("embedding_layers", "head_layers"),
+    (
+        lambda c: (
+            (np.maximum(c.embedding_layers, c.head_layers) > c.chunk_layers)
+            & (c.pp * c.virtual > 1)
+        ),
+        "embedding and output layer count as many layers as a chunk at most, but as "
+        "{0.embedding_layers} and {0.head_layers} where chunks have {0.chunk_layers}: "
+        "lower --set embedding_layers and head_layers",
     ),
-    *(
-        (
-            lambda c, name=name: getattr(c.sizes, name) % np.maximum(c.tp, 1) != 0,
-            "tp must divide every feed-forward width, but for tp {0.tp} one is "
-            f"{{0.sizes.{name}}}: change --ffn, --expert-ffn, --shared-ffn or --tp",
-        )
-        for name in ("dense_ffn", "shared_ffn")
-    ),
+    _divides("tp", "dense_ffn", "every feed-forward width", "--set ffn"),
+    _divides("tp", "shared_ffn", "every feed-forward width", "--set shared_ffn"),
     (
         lambda c: (
             (c.sizes.experts > 0)
@@ -241,7 +243,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
 RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
     *SYNCHRONIZATION_RULES,
-    _at_least_one("micro_batch"),
+    *_at_least(1, "micro_batch"),
     (
         lambda c: c.accumulation <= 0,
         "an iteration has at least one micro-batch, but there are {0.accumulation}: "
@@ -295,25 +297,19 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.sizes.heads % (c.tp * c.inner) != 0,
         "context ranks that exchange heads for tokens divide a tensor rank's heads, "
         "but there are {0.sizes.heads} heads for tp x cp = {0.tp} x {0.inner}: change "
-        "--cp or --context",
+        "--cp, or context",
     ),
     (
-        lambda c: (c.sizes.experts > 0) & (c.k < 1),
-        "a token selects 1 to {0.sizes.experts} experts, but k is {0.k}: give --k",
-    ),
-    (
-        lambda c: (c.sizes.experts > 0) & (c.k > c.sizes.experts),
-        "a token's k experts are distinct, but k is {0.k} and there are "
-        "{0.sizes.experts} experts: lower --k",
+        lambda c: (c.sizes.experts > 0) & ((c.k < 1) | (c.k > c.sizes.experts)),
+        "a token selects 1 to {0.sizes.experts} experts, but k is {0.k}: change --k",
     ),
     (
         lambda c: c.imbalance > c.most_imbalance * (1 + 1e-9),
         "the busiest of {0.ep} expert-parallel ranks has at most {0.most_imbalance} x "
         "the mean load (k experts of a token are distinct), but the imbalance is "
-        "{0.imbalance}: change --imbalance, --imbalance-from, --ep or --k",
+        "{0.imbalance}: change --imbalance-from, --ep or --k",
     ),
-    # schedules
-    _at_least_one("virtual", "virtual-stages"),
+    *_at_least(1, "virtual"),
     (
         lambda c: (c.shard > 0) & (c.pair > 1),
         "copies of DualPipe are on two stages, not in blocks that shard them, but "
@@ -348,11 +344,7 @@ RULES: tuple[Rule, ...] = (
         "a dense model sends no tokens to experts, but the dispatcher is "
         "{0.dispatcher}: leave out --dispatcher",
     ),
-    (
-        lambda c: (c.gpus_per_node < 0) | (c.gpus_per_node % 1 > 0),
-        "a node has a whole number of GPUs, or 0 where all are on one, but "
-        "gpus-per-node is {0.gpus_per_node}: change --gpus-per-node",
-    ),
+    *_whole("gpus_per_node"),
     (
         _uneven_nodes,
         "a dispatcher of two levels has as many expert-parallel ranks on each node, but"
@@ -361,25 +353,21 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         lambda c: (c.node_limit > 0) & (c.dispatcher != "deduplicated"),
-        "the number of nodes of a token decides what is sent where it goes once to "
-        "each, but node-limit is {0.node_limit} and the dispatcher {0.dispatcher}: give"
-        " --dispatcher deduplicated, or leave out --node-limit",
+        "a limit of nodes needs a dispatcher that sends a token once to each, but "
+        "node-limit is {0.node_limit} and the dispatcher {0.dispatcher}: give "
+        "--dispatcher deduplicated, or leave out node_limit",
     ),
     (
         _few_nodes,
         "the nodes that a token's experts lie on have as many experts as it has, but k "
         "is {0.k} and node-limit {0.node_limit} with {0.sizes.experts} experts on "
-        "{0.ep} ranks: raise --node-limit",
+        "{0.ep} ranks: raise node_limit",
     ),
     (
-        lambda c: _deduplicated(c) & (c.expert_tp > 1),
-        "deduplicated tokens go to whole experts, but etp is {0.expert_tp}: give "
-        "--etp 1",
-    ),
-    (
-        lambda c: _deduplicated(c) & (c.capacity_factor > 0),
-        "buffers padded to a capacity are of experts, not of nodes, but the dispatcher "
-        "is deduplicated: use --dispatcher plain or two-level, or --dispatch dropless",
+        lambda c: _deduplicated(c) & ((c.expert_tp > 1) | (c.capacity_factor > 0)),
+        "deduplicated tokens go to whole experts without padding, but etp is "
+        "{0.expert_tp} and the capacity factor {0.capacity_factor} (0: none): give "
+        "--etp 1 and --set dispatch=dropless, or use --dispatcher plain",
     ),
     (
         lambda c: (c.shard > 0) & (c.zero < 1),

@@ -223,17 +223,10 @@ class StageLayers:
 def stage_layers(
     model: ModelShape | Sequence[ModelShape], *how: Values, dimensions: int
 ) -> StageLayers:
-    """The stages of pipelines.
+    """The stages of pipelines of one model, or of one of each element.
 
-    Parameters
-    ----------
-    model
-        One, or one of each element.
-    *how
-        Stages, chunks of a rank, 1 where a rank holds the mirrored stage, too, and
-        layers that embedding and head count as.
-    dimensions
-        Of the layout.
+    ``how``: stages, chunks of a rank, 1 where a rank holds the mirrored stage, too,
+    and layers that embedding and head count as; ``dimensions``: of the layout.
     """
     counts = of_each(_stages, model, *how)
     # stages that are everywhere as the first one are left out

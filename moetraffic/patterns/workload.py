@@ -24,7 +24,7 @@ from moetraffic.workload.training import (
 )
 
 from .layout import Layout, element_bytes, nested
-from .rules import LAYOUT_RULES, SPLIT_RULES, violations
+from .rules import LAYOUT_RULES, SPLIT_RULES, option, violations
 
 LAYOUT = ("tp", "cp", "dp", "pp", "ep", "zero", "order", "etp")
 """Fields of a layout that a training reads, and a trace keeps."""
@@ -77,7 +77,7 @@ class Workload:
         """Options of the layout that own training does not have."""
         usual = Layout()
         options = [
-            f"--{'virtual-stages' if name == 'virtual' else name.replace('_', '-')}"
+            f"--{option(name)}"
             for name in UNTRAINED
             if getattr(self.layout, name) != getattr(usual, name)
         ]
@@ -94,18 +94,17 @@ class Workload:
     def to_json(self) -> str:
         """The workload as one JSON object, field names as here.
 
-        A data seed, the split of experts and further predictions are fields only where
-        they are set: releases without them read the rest.
+        Fields that older releases lack are there only where they are set.
         """
         names = ("model", "gating", "training", "dropping")
         parts: dict[str, Any] = {name: asdict(getattr(self, name)) for name in names}
         parts["layout"] = {name: getattr(self.layout, name) for name in LAYOUT}
-        if not self.layout.etp:
-            del parts["layout"]["etp"]
-        if self.training.data_seed is None:
-            del parts["training"]["data_seed"]
-        if not self.model.mtp:
-            del parts["model"]["mtp"]
+        for part, name, unset in (
+            *(("layout", "etp", 0), ("training", "data_seed", None)),
+            ("model", "mtp", 0),
+        ):
+            if parts[part][name] == unset:
+                del parts[part][name]
         return json.dumps(parts, sort_keys=True)
 
     @classmethod
@@ -121,16 +120,10 @@ class Workload:
                 f"a workload is a JSON object of objects, but {text[:40]!r} is none: "
                 "write what Workload.to_json() returns"
             )
-        kinds = {
-            "model": ModelShape,
-            "gating": Gating,
-            "layout": Layout,
-            "training": Training,
-            "dropping": Dropping,
-        }
+        kinds = {f.name: f.default_factory for f in fields(cls)}
         made: dict[str, Any] = {}
         for name, values in parts.items():
-            kind = kinds.get(name)
+            kind: Any = kinds.get(name)
             names = {f.name for f in fields(kind)} if kind else set()
             names = set(LAYOUT) if name == "layout" else names
             # earlier traces have a multiple instead of the width
@@ -253,14 +246,13 @@ def _broken(work: Workload) -> list[Broken]:
 
 
 def least_bytes(workload: Workload) -> int:
-    """Bytes that all ranks of a workload need together, at least.
+    """Bytes that all ranks of a workload need together, at least: a run that needs no
+    more may still not fit.
 
     Every parameter is held once, with its gradient and AdamW's two moments (ZeRO may
     hold no more than that; without it dense parameters have a copy on every rank).  A
     pass keeps the input of each layer, which activation checkpointing keeps too, and
     the logits of one micro-batch.
-
-    It is a lower bound: a run that needs more than this may still not fit.
     """
     shape, training = workload.model, workload.training
     element = int(element_bytes(training.dtype))

@@ -44,15 +44,6 @@ BATCH = 16
 BANDWIDTHS = (1.25e9, 5e9, 12.5e9)
 """Effective bytes/s that are tried; the study measured its own, without numbers."""
 
-CONVENTIONS: dict[str, dict[str, Any]] = {
-    "as the study (8 N tokens, N/(pt) reduced)": {"reduced": "mean", "ends": False},
-    "N reduced by each rank": {"reduced": "whole"},
-    "FLOP by layers (SC'21)": {"parameters": False},
-    "bubble without communication (SC'21)": {"bubble_sends": False},
-    "vocabulary-parallel ends counted": {},
-}
-"""Ways of counting, as :func:`counted` takes them."""
-
 
 def reproduce() -> Result:
     """Recompute the process groups, traffic matrices and time estimates of APNet'24."""
@@ -64,7 +55,6 @@ def reproduce() -> Result:
         )
         for layout in LAYOUTS
     }
-    first = f"first configuration, {BANDWIDTHS[1] / 1e9:g} GB/s: the study prints N "
     return recomputed(
         "apnet24",
         "communication characteristics of distributed training, HKUST, APNet'24",
@@ -77,7 +67,6 @@ def reproduce() -> Result:
                 _estimates(),
             ),
             "bubble": ("published: (p-1)/(p-1+m), without T_DP", _bubbles()),
-            "conventions": (f"{first}where T_DP needs N/(p t)", _conventions()),
         },
         (
             "bars of the four configurations, their accuracy of 90%, because they have "
@@ -90,59 +79,30 @@ def reproduce() -> Result:
     )
 
 
+def counted(layout: Layout, system: System) -> Estimate:
+    """Estimate with FLOP and volumes as the study counts them.
+
+    ``8 N/(p t) b s`` FLOP of a micro-batch, a quarter of them forward again, gradients
+    of ``N/(p t)`` parameters, and no traffic of vocabulary-parallel ends; ``layout`` is
+    a GPT without ZeRO under 1F1B.
+    """
+    c = layout.arrays()
+    held = c.sizes.parameters / (c.pp * c.tp)
+    rows = [
+        replace(row, buffer=held * c.gradient_bytes) if row.kind == "dp" else row
+        for row in traffic(layout)
+        if row.kind != "ends"
+    ]
+    flop = 2 * (3.0 + (c.recompute == "full")) * held * c.tokens
+    share = operations(layout).all / flop
+    system = replace(system, utilization=system.utilization * share)
+    return estimate(layout, system, moved=rows)
+
+
 def _configuration(layout: tuple[int, int, int], **more: Any) -> Layout:
     p, t, d = layout
     sizes = {"pp": p, "tp": t, "dp": d, "micro_batch": 1, "global_batch": BATCH * d}
     return Layout(**{**sizes, "dtype": "float16", **more})
-
-
-def counted(
-    layout: Layout,
-    system: System,
-    *,
-    parameters: bool = True,
-    reduced: str = "held",
-    ends: bool = True,
-    bubble_sends: bool = True,
-) -> Estimate:
-    """Estimate with FLOP, volumes and bubble as published models count them.
-
-    Parameters
-    ----------
-    layout, system
-        A GPT without ZeRO under 1F1B; computing time by utilization.
-    parameters
-        ``8 N/(p t) b s`` FLOP of a micro-batch, a quarter of them forward again, or
-        those of the layers (SC'21, equation 3).
-    reduced
-        Parameters whose gradients a rank reduces: what it ``held``, their ``mean``
-        ``N/(p t)``, or the ``whole`` N, as the study prints it.
-    ends
-        Whether vocabulary-parallel ends communicate.
-    bubble_sends
-        Whether a micro-batch in the bubble takes its communication, too.
-    """
-    c, rows = layout.arrays(), []
-    for row in traffic(layout):
-        if row.kind == "dp" and reduced != "held":
-            share = c.pp * c.tp if reduced == "mean" else 1.0
-            buffer = c.sizes.parameters / share * c.gradient_bytes
-            row = replace(row, buffer=buffer)
-        if ends or row.kind != "ends":
-            rows.append(row)
-    if parameters:
-        passes = 3.0 + (c.recompute == "full")
-        flop = 2 * passes * c.sizes.parameters * c.tokens / (c.pp * c.tp)
-        share = operations(layout).all / flop
-        system = replace(system, utilization=system.utilization * share)
-    e = estimate(layout, system, moved=rows)
-    if bubble_sends:
-        return e
-    bubble = c.idle * e.compute / c.accumulation
-    return replace(e, bubble=bubble, iteration=e.iteration - e.bubble + bubble)
-
-
-STUDY = CONVENTIONS["as the study (8 N tokens, N/(pt) reduced)"]
 
 
 def _groups() -> Rows:
@@ -162,7 +122,7 @@ def _stripes(layout: tuple[int, int, int]) -> Rows:
     """Tabulate rank distances, pairs and bytes of each kind of traffic of GPT-3B."""
     p, t, d = layout
     config = _configuration(layout, model=preset("gpt-3b").model)
-    wire = counted(config, System(peak_flops=1e12), **STUDY).wire
+    wire = counted(config, System(peak_flops=1e12)).wire
     expected = {
         "tp": sorted({1, t - 1}),
         "dp": sorted({t, t * (d - 1)}),
@@ -173,7 +133,7 @@ def _stripes(layout: tuple[int, int, int]) -> Rows:
     for kind, distances in expected.items():
         pairs = set(_edges(Layout(pp=p, tp=t, dp=d), kind))
         ours = sorted({abs(a - b) for a, b in pairs})
-        both = (", ".join(map(str, said)) for said in (distances, ours))
+        both = (", ".join(map(str, words)) for words in (distances, ours))
         sent = round(float(wire[kind]) / 1e9, 3)
         rows.append((kind, *both, ours == distances, len(pairs), sent))
     return table("traffic from_t_d_p ours same pairs sent_gb_per_gpu", rows)
@@ -209,8 +169,7 @@ def _estimates() -> Rows:
     rows = []
     for name, config, system in _configurations():
         for speed in BANDWIDTHS:
-            sped = replace(system, bandwidth=speed)
-            e = counted(config, sped, **STUDY)
+            e = counted(config, replace(system, bandwidth=speed))
             times = (e.compute, e.tp, e.pp, e.dp, e.bubble, e.iteration)
             cells = rounded((*times, e.bubble_share, e.comm_share), 4)
             rows.append((name, None, speed / 1e9, *cells))
@@ -223,23 +182,10 @@ def _bubbles() -> Rows:
     rows = []
     for name, config, system in _configurations():
         p, m = float(config.pp), float(config.accumulation)
-        e = counted(config, system, **STUDY)
+        e = counted(config, system)
         without = float(e.bubble / (e.iteration - e.dp))
         formula = (p - 1) / (p - 1 + m)
         pair = rounded((formula, without), 6)
         both = rounded((e.bubble_share, e.bubble_of_ideal), 6)
         rows.append((name, *pair, round(without / formula - 1, 9), *both))
     return table("configuration published ours error with_T_DP of_ideal", rows)
-
-
-def _conventions() -> Rows:
-    """Compare the iteration time under different published model conventions."""
-    _, config, system = next(_configurations())
-    base = float(counted(config, system, **STUDY).iteration)
-    rows = []
-    for what, how in CONVENTIONS.items():
-        e = counted(config, system, **how)
-        change = float(e.iteration) / base - 1
-        cells = e.iteration, e.comm_share, e.waiting_share, change
-        rows.append((what, *rounded(cells, 4)))
-    return table("convention T_iter R_comm R_comm_with_bubble change", rows)

@@ -14,7 +14,6 @@ J. Jia, "Distributed Communication Overhead on Training GPT-350M using Megatron-
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,6 @@ from moetraffic.patterns.collectives import wire_bytes
 from moetraffic.result import Result
 
 from .study import Rows, compared, recomputed, table
-
-PEAK = 312e12
-"""FLOP/s of an A100, fp16 input and fp32 accumulation (NVIDIA's datasheet)."""
 
 PLACES = {(4, 1): "4 GPUs, 1 node", (8, 2): "8 GPUs, 2 nodes"}
 """(GPUs, nodes) of the two measurements."""
@@ -61,7 +57,6 @@ def reproduce() -> Result:
             ),
             "all_reduces": ("us: each size, and fitted without it", _measurements()),
             "scaling": ("share of communication, and throughput", _scaling(size)),
-            "batches": ("batch of a GPU that the 15% implies", _batches(size)),
         },
         (
             "11.29 GB/s, because it is an error: it is 700 MB / 62 ms, without the "
@@ -80,34 +75,10 @@ def _reported(key: str) -> float:
     return published("jia_training").value(key)
 
 
-def bandwidth_estimate(
-    size_bytes: float, gpus: int, time_s: float, *, share: bool = True
-) -> float:
-    """Compute the bandwidth of an all-gather or reduce-scatter from its time, bytes/s.
-
-    With ``share`` only (n-1)/n of the bytes are counted, as they are sent.
-
-    Examples
-    --------
-    >>> round(bandwidth_estimate(700e6, 8, 62e-3) / 1e9, 2)
-    9.88
-    >>> round(bandwidth_estimate(700e6, 8, 62e-3, share=False) / 1e9, 2)
-    11.29
-    """
-    moved = float(wire_bytes("all_gather", gpus, size_bytes)) if share else size_bytes
-    return moved / time_s
-
-
 def transfer_s(size_bytes: float, gpus: int, nodes: int) -> float:
     """Estimate the all-gather time from the measured all-reduce bus bandwidth, s."""
     span = big_red_200().effective("all_reduce", gpus, size_bytes, span=nodes)
     return float(wire_bytes("all_gather", gpus, size_bytes)) / float(span.bytes_s)
-
-
-def compute_s() -> float:
-    """Derive the compute time from the published communication share at 8 GPUs, s."""
-    share = _reported("comm_ratio_8gpu_350M")
-    return 2 * _reported(SLOW) * 1e-3 * (1 - share) / share
 
 
 def _curve(gpus: int, nodes: int) -> tuple[Curve, Any]:
@@ -122,20 +93,25 @@ def _curve(gpus: int, nodes: int) -> tuple[Curve, Any]:
 
 
 def _estimates(size: float) -> Rows:
+    """Compute bandwidths from times; (n-1)/n of the bytes are sent."""
     inside = _reported("intra_node_bandwidth_est")
     between = _reported("inter_node_bandwidth_est")
-    rows = []
-    for formula, gpus, time, share, claim, remark in (
-        ("700 MB x 3 / (4 x 5 ms)", 4, HIGH, True, inside, ""),
-        ("700 MB x 3 / (4 x 4 ms)", 4, LOW, True, None, ""),
-        ("700 MB x 7 / (8 x 62 ms)", 8, SLOW, True, between, "error in the report"),
-        (
-            *("700 MB / 62 ms, without 7/8", 8, SLOW, False, between),
-            "where 11.29 comes from",
-        ),
-    ):
-        speed = bandwidth_estimate(size, gpus, _reported(time) * 1e-3, share=share)
-        rows.append((formula, *compared(claim, speed / 1e9), remark))
+    shares = {gpus: float(wire_bytes("all_gather", gpus, size)) for gpus in (4, 8)}
+    rows = [
+        (formula, *compared(claim, moved / _reported(time) / 1e6), remark)
+        for formula, moved, time, claim, remark in (
+            ("700 MB x 3 / (4 x 5 ms)", shares[4], HIGH, inside, ""),
+            ("700 MB x 3 / (4 x 4 ms)", shares[4], LOW, None, ""),
+            (
+                *("700 MB x 7 / (8 x 62 ms)", shares[8], SLOW, between),
+                "error in the report",
+            ),
+            (
+                *("700 MB / 62 ms, without 7/8", size, SLOW, between),
+                "where 11.29 comes from",
+            ),
+        )
+    ]
     return table("formula published ours error remark", rows)
 
 
@@ -154,13 +130,12 @@ def _fits() -> Rows:
     rows = []
     for place, name in PLACES.items():
         curve, fit = _curve(*place)
+        far = ", ".join(f"{s:.0f} MiB" for s in curve.size[fit.outlier] / 2**20)
         rows.append(
             (
                 *(name, fit.model.alpha_s * 1e6, fit.model.beta_bytes_s / 1e9),
                 *(float(np.abs(fit.residual).max()), fit.median),
-                float(np.abs(fit.left_out[~fit.outlier]).max()),
-                ", ".join(f"{s:.0f} MiB" for s in curve.size[fit.outlier] / 2**20)
-                or "none",
+                *(float(np.abs(fit.left_out[~fit.outlier]).max()), far or "none"),
             )
         )
     names = "of alpha_us beta_gbs worst_residual median_left_out"
@@ -168,39 +143,35 @@ def _fits() -> Rows:
 
 
 def _measurements() -> Rows:
-    """Tabulate published and fitted all-reduce times and their bus bandwidths."""
+    """Tabulate published and fitted all-reduce times."""
     rows: list[tuple[Any, ...]] = []
     for place in PLACES:
         curve, fit = _curve(*place)
-        printed = [
-            float(row["busbw_GBps"])
-            for row in published("jia_nccl_tests")
-            if (int(row["gpus"]), int(row["nodes"])) == place
-        ]
         fitted = fit.model.time_s("all_reduce", place[0], curve.size)
-        rows += zip(
-            *(map(int, curve.size), [f"{place[0]} GPUs"] * len(printed)),
-            *((curve.time_s * 1e6).tolist(), (fitted * 1e6).tolist()),
-            *(fit.residual.tolist(), fit.left_out.tolist()),
-            ["outlier" if is_one else "" for is_one in fit.outlier],
-            printed,
-            (curve.factor * curve.size / curve.time_s / 1e9).tolist(),
-            strict=True,
-        )
+        columns = curve.time_s * 1e6, fitted * 1e6, fit.residual, fit.left_out
+        for size, outlier, *cells in zip(
+            curve.size, fit.outlier, *map(np.ndarray.tolist, columns), strict=True
+        ):
+            far = "outlier" if outlier else ""
+            rows.append((int(size), f"{place[0]} GPUs", *cells, far))
     names = "size_bytes of published ours error residual_left_out outlier"
-    return table(f"{names} busbw_printed_gbs busbw_from_time_gbs", rows)
+    return table(names, rows)
 
 
 def _scaling(size: float) -> Rows:
-    """Tabulate communication shares and throughput for 1 to 8 GPUs."""
-    compute = compute_s()
+    """Tabulate communication shares and throughput for 1 to 8 GPUs.
+
+    Compute time follows from the published share at 8 GPUs.
+    """
+    share = _reported("comm_ratio_8gpu_350M")
+    compute = 2 * _reported(SLOW) * 1e-3 * (1 - share) / share
     inside = (_reported(LOW) + _reported(HIGH)) * 0.5e-3
     rows: list[tuple[Any, ...]] = []
     for gpus, claim, timed, words in (
         (1, None, 0.0, "flat"),
         (2, None, None, "flat"),
         (4, None, inside, "flat, share not significant"),
-        (8, _reported("comm_ratio_8gpu_350M"), _reported(SLOW) * 1e-3, "drops"),
+        (8, share, _reported(SLOW) * 1e-3, "drops"),
     ):
         moving = 0.0 if gpus == 1 else transfer_s(size, gpus, 1 if gpus <= 4 else 2)
         ours = 2 * moving / (2 * moving + compute)
@@ -214,15 +185,3 @@ def _scaling(size: float) -> Rows:
         )
     names = "of published ours difference by_times_of_the_report throughput_per_gpu"
     return table(f"{names} throughput text_on_throughput", rows)
-
-
-def _batches(size: float) -> Rows:
-    """Tabulate the batch sizes per GPU implied by the communication share of 15%."""
-    compute, count = compute_s(), size / ELEMENT_BYTES
-    rows = []
-    for (recomputed_, flop), use in product((("no", 6), ("full", 8)), (0.3, 0.4, 0.5)):
-        tokens = compute * use * PEAK / (flop * count)
-        sequences = tokens / 1024, tokens / 2048
-        rows.append((recomputed_, use, compute * 1e3, tokens, *sequences))
-    names = "recomputation utilization compute_ms tokens sequences_of_1024"
-    return table(f"{names} sequences_of_2048", rows)

@@ -8,7 +8,7 @@ fit of all three to all *other* A100 tables stands beside it.
 References
 ----------
 D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
-Using Megatron-LM", SC'21, arXiv 2104.04473: tables 1 and 2, equations 2 and 3, section
+Using Megatron-LM", SC'21, arXiv 2104.04473: tables 1 and 2, section
 5.  ``moetraffic/data`` names the sources of the other tables.
 """
 
@@ -23,24 +23,10 @@ from scipy.optimize import least_squares
 
 from moetraffic.arrays import Float64
 from moetraffic.result import Result
-from moetraffic.timemodel import (
-    A100,
-    H100,
-    MODEL_ERROR,
-    Gpu,
-    estimate,
-    operations,
-)
+from moetraffic.timemodel import A100, H100, MODEL_ERROR, Gpu
 
-from .published_times import (
-    TABLES,
-    UNSEEN,
-    Measured,
-    korthikanti_table4,
-    rows_of,
-    sc21_table1,
-)
-from .study import Rows, compared, recomputed, rounded, table
+from .published_times import TABLES, UNSEEN, Measured, sc21_table1
+from .study import Rows, recomputed, rounded, table
 
 SHARES: Mapping[str, tuple[float, float]] = {
     "matmul_share": (0.7, 1.0),
@@ -55,11 +41,8 @@ def fit_gpu(
     gpu: Gpu = A100,
     names: Mapping[str, tuple[float, float]] = SHARES,
 ) -> Gpu:
-    """Fit fields of a GPU to measured times by least mean squared relative errors.
-
-    Each table has the same weight, whatever its number of rows; ``names`` is
-    :data:`SHARES`, :data:`HOST` or both.
-    """
+    """Fit fields of a GPU, :data:`SHARES`, :data:`HOST` or both, to measured times by
+    least mean squared relative errors; each table has the same weight."""
 
     def of(values: Float64) -> Gpu:
         units = zip(names.items(), values, strict=True)
@@ -81,37 +64,25 @@ def reproduce() -> Result:
     even = fit_gpu([sc21_table1(slice(1, None, 2))])
     experts = fit_gpu(measured[-1:], H100, HOST)
     single = fit_gpu(measured[3:4], names=HOST)
-    errors, fits = _errors(measured, a100)
     shown = (m for m in measured if len(m.labels) < 20)
-    layer = (
-        (name, *compared(float(time), ours, 1, 3))
-        for name, time, ours in zip(*korthikanti_table4(), strict=True)
-    )
     return recomputed(
         "iteration_times",
         "published iteration times and the time model; moetraffic/data has the sources",
         {
             "errors": (
-                "of the model; left out: constants fitted to the other A100 tables; "
-                "constant: FLOP over the peak and those tables' mean utilization. Even "
-                f"rows of SC'21, table 1: {even.matmul_share:.3f} of the peak in "
-                f"matrix products, {even.memory_share:.3f} of the memory's rate; used: "
-                f"{A100.matmul_share:.3f} and {A100.memory_share:.3f}",
-                errors,
-            ),
-            "fits": (
-                f"to all A100 tables but one; used: {A100.dispatch_s * 1e6:.0f} us a "
-                f"kernel, from experts on H100 ({experts.dispatch_s * 1e6:.1f}); "
-                f"vTrain's single node alone gives {single.dispatch_s * 1e6:.1f}",
-                fits,
+                "left out: constants fitted to the other A100 tables (peak share, "
+                "memory share, us of the host for a kernel); constant: FLOP over the "
+                "peak and those tables' mean utilization. Used: "
+                f"{A100.matmul_share:.3f}, {A100.memory_share:.3f}, from even rows of "
+                f"SC'21, table 1 ({even.matmul_share:.3f}, {even.memory_share:.3f}), "
+                f"and {A100.dispatch_s * 1e6:.0f} us, from experts on H100 "
+                f"({experts.dispatch_s * 1e6:.1f}); vTrain's single node alone gives "
+                f"{single.dispatch_s * 1e6:.1f}",
+                _errors(measured, a100),
             ),
             "not_fitted": (
                 "tables that were not fitted, but looked at",
                 _unseen([make() for make in UNSEEN], a100),
-            ),
-            "layer": (
-                "ms of the passes of one layer: Korthikanti et al. 2022, table 4",
-                table("configuration published ours error", layer),
             ),
             **{
                 key: (f"s of an iteration: {m.name}", _times(m))
@@ -121,11 +92,6 @@ def reproduce() -> Result:
                 "GPU time of a sequence, ZeRO-3 over PTD; differences below the "
                 f"model's error of {MODEL_ERROR:.0%} are not ranked",
                 _ranking(measured[4]),
-            ),
-            "sc21_sizes": (
-                "10^9 parameters (equation 2), TFLOP/s of a GPU (equation 3), memory "
-                "of the first stage of 80 GB",
-                _sizes(measured[0]),
             ),
         },
         (
@@ -144,25 +110,31 @@ SHOWN = ("sc21_table1", "table5", "sc21_table2", "h100_dense", "h100_experts")
 """Names of the tables that are short enough to be shown row by row."""
 
 
-def _errors(measured: list[Measured], a100: list[Measured]) -> tuple[Rows, Rows]:
+def _errors(measured: list[Measured], a100: list[Measured]) -> Rows:
     """Tabulate errors of each table, and the constants fitted without it."""
-    rows, fits = [], []
+    rows = []
     for m in measured:
         others = [other for other in a100 if other is not m]
         fit = fit_gpu(others, names={**SHARES, **HOST})
         fitted = {name: getattr(fit, name) for name in (*SHARES, *HOST)}
-        error, left = np.abs(m.errors()), np.abs(m.errors(replace(m.gpu, **fitted)))
         used = np.mean([np.median(other.utilization) for other in others])
-        plain = np.abs(m.utilization / used - 1)
-        cells = error.mean(), np.median(error), error.max(), left.mean(), left.max()
-        rows.append(
-            (m.name, len(error), *rounded((*cells, plain.mean(), plain.max()), 3))
+        error, left, plain = (
+            np.abs(of)
+            for of in (
+                m.errors(),
+                m.errors(replace(m.gpu, **fitted)),
+                m.utilization / used - 1,
+            )
         )
-        shares = rounded((fit.matmul_share, fit.memory_share), 3)
-        fits.append((m.name, *shares, *rounded((fit.dispatch_s * 1e6,), 1)))
+        cells = (
+            *(error.mean(), np.median(error), error.max(), left.mean(), left.max()),
+            *(plain.mean(), plain.max(), fit.matmul_share, fit.memory_share),
+            fit.dispatch_s * 1e6,
+        )
+        rows.append((m.name, len(error), *rounded(cells, 3)))
     names = "of rows mean_error median_error largest_error mean_error_left_out"
     names += " largest_error_left_out mean_error_constant largest_error_constant"
-    return table(names, rows), table("without peak_share memory_share host_us", fits)
+    return table(f"{names} peak_share memory_share host_us", rows)
 
 
 def _unseen(tables: Sequence[Measured], known: Sequence[Measured]) -> Rows:
@@ -178,9 +150,11 @@ def _unseen(tables: Sequence[Measured], known: Sequence[Measured]) -> Rows:
         ):
             error, plain = m.errors()[some], m.utilization[some] / used - 1
             away = np.abs(error)
-            cells = away.mean(), np.median(away), away.max(), error.mean()
-            figures = rounded((*cells, np.abs(plain).mean()), 3)
-            rows.append((m.name, words, int(some.sum()), *figures))
+            cells = (
+                *(away.mean(), np.median(away), away.max(), error.mean()),
+                np.abs(plain).mean(),
+            )
+            rows.append((m.name, words, int(some.sum()), *rounded(cells, 3)))
     names = "of sequences rows mean_error median_error largest_error mean_with_sign"
     return table(f"{names} mean_error_constant", rows)
 
@@ -214,19 +188,3 @@ def _ranking(second: Measured) -> Rows:
         pair = f"{second.labels[zero]}, {second.labels[ptd]}"
         rows.append((pair, *rounded(ratios, 3), faster, ours))
     return table("of published ours faster faster_ours", rows)
-
-
-def _sizes(first: Measured) -> Rows:
-    """Tabulate parameters, FLOP and memory of the models, which need no fit."""
-    config, c = first.config, rows_of("megatron_sc21_table1")
-    work = operations(config).all * config.accumulation * config.world
-    flops = work / (first.times * c.gpus) / 1e12
-    needed = estimate(config, first.system()).memory.total / 1e9
-    rows = []
-    for at, row in enumerate(c.itertuples()):
-        size, rate = float(row.params_B), float(row.tflops_per_gpu)
-        counted = compared(size, config.sizes.parameters[at] / 1e9, 2, 4)
-        computed = compared(rate, flops[at], 2, 5)
-        rows.append((f"{size:g}B", *counted, *computed, *rounded((needed[at],), 1)))
-    names = "model published ours error tflops_per_gpu by_equation_3 error_of_flop"
-    return table(f"{names} memory_gb", rows)

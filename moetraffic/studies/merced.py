@@ -12,10 +12,6 @@ for s samples a GPU, its a and c follow from that workload's own two 2-rank cell
 inside; gamma how bandwidth falls with ranks (0: a pure ring).  Gradients' size cancels,
 so k and gamma belong to the protocol and are fitted on *other* workloads' cells.
 
-The poster names no GPU for the runs that were out of memory: is there a capacity that
-fits every run that ran and none that did not?  A rank holds 16 B a parameter (fp16
-weight and gradient, fp32 weight and Adam's moments), and the time model's activations.
-
 References
 ----------
 H. Qi, L. Dai, W. Chen, X. Lu, "Early Experience in Characterizing Training Large
@@ -32,9 +28,7 @@ from scipy.optimize import least_squares
 
 from moetraffic.arrays import Float64
 from moetraffic.data import published
-from moetraffic.patterns import Layout, preset
 from moetraffic.result import Result
-from moetraffic.timemodel import memory
 
 from .study import Rows, compared, recomputed, table
 
@@ -42,30 +36,15 @@ PROTOCOLS = ("RDMA", "IPoIB", "TCP/IP")
 FALLING = ("IPoIB", "TCP/IP")
 """Protocols whose bandwidth may fall with ranks; RDMA's does not, in any variant."""
 
-MODELS = {
-    "T5-Large": "t5-large",
-    "BERT-Large": "bert-large",
-    "GPT-2-Large": "gpt2-large",
-    "GPT-2-Medium": "gpt2-medium",
-}
-"""The poster's names and our presets, whose sequence lengths are assumed."""
+MODELS = ("T5-Large", "BERT-Large", "GPT-2-Large", "GPT-2-Medium")
 
 WITHIN = "scaling != 'larger_batch' and gpus > 2"
 CELL_SETS = {
     "strong and weak, > 2 GPUs": WITHIN,
-    "the same, <4,16> once": f"{WITHIN} and not (scaling == 'weak' and gpus == 4)",
-    "and <8,96>": "gpus > 2 and batch <= 96",
     "every cell > 2 GPUs": "gpus > 2",
 }
 """What is fitted and compared; the first is the poster's own strong and weak scaling,
 in which <4,16> stands twice."""
-
-VARIANTS = {
-    "pure ring": (False, True),
-    "IPoIB, TCP/IP fall with ranks": (True, True),
-    "the same, compute proportional": (True, False),
-}
-"""Whether bandwidth falls with ranks, and whether compute has a constant part."""
 
 
 @cache
@@ -104,20 +83,15 @@ def calibration(workload: str) -> tuple[float, float]:
     return float(ratio[4.0] - 4.0 * slope), float(slope)
 
 
-def fractions(of: pd.DataFrame, k: float, gamma: float, *, affine: bool) -> Float64:
-    """Predict the communication fractions of cells, ``[n]``.
-
-    Without ``affine`` compute is proportional to the samples: the mean of both 2-rank
-    cells' compute a sample.
-    """
+def fractions(of: pd.DataFrame, k: float, gamma: float) -> Float64:
+    """Predict the communication fractions of cells, ``[n]``."""
     n, s = of.gpus.to_numpy(float), of.samples.to_numpy()
     a, c = np.array([calibration(name) for name in of.workload]).reshape(-1, 2).T
-    compute = a + c * s if affine else s * (c + a * (1 / 8 + 1 / 4) / 2)
     x = k * 2 * (n - 1) / n * (n / 4) ** gamma
-    return np.asarray(x / (x + compute))
+    return np.asarray(x / (x + a + c * s))
 
 
-def fitted(of: pd.DataFrame, *, falling: bool, affine: bool = True) -> dict[str, float]:
+def fitted(of: pd.DataFrame, *, falling: bool) -> dict[str, float]:
     """Fit k and gamma of a protocol to the fractions of its cells by least squares.
 
     ``falling``: whether gamma is fitted, too, of protocols of :data:`FALLING`.
@@ -128,15 +102,12 @@ def fitted(of: pd.DataFrame, *, falling: bool, affine: bool = True) -> dict[str,
         return {"k": float(np.exp(x[0])), "gamma": float(x[1]) if falls else 0.0}
 
     def off(x: Float64) -> Float64:
-        made = fractions(of, **constants(x), affine=affine)
-        return np.asarray(made - of.fraction.to_numpy())
+        return np.asarray(fractions(of, **constants(x)) - of.fraction.to_numpy())
 
     return constants(least_squares(off, [1.0, 0.0][: 1 + falls]).x)
 
 
-def left_out(
-    chosen: str, *, falling: bool, affine: bool = True, predicted: str = ""
-) -> pd.DataFrame:
+def left_out(chosen: str, *, falling: bool, predicted: str = "") -> pd.DataFrame:
     """Predict each cell with a network fitted to the other workloads, column ``ours``.
 
     ``chosen`` and ``predicted`` (empty: the same) are queries of :func:`cells`.
@@ -146,9 +117,9 @@ def left_out(
         for workload in MODELS:
             own = ran[(ran.protocol == protocol) & (ran.workload == workload)]
             others = ran[(ran.protocol == protocol) & (ran.workload != workload)]
-            network = fitted(others.query(chosen), falling=falling, affine=affine)
+            network = fitted(others.query(chosen), falling=falling)
             own = own.query(predicted or chosen)
-            parts.append(own.assign(ours=fractions(own, **network, affine=affine)))
+            parts.append(own.assign(ours=fractions(own, **network)))
     return pd.concat(parts)
 
 
@@ -165,7 +136,6 @@ def copied(chosen: str) -> Float64:
 
 def reproduce() -> Result:
     """Compare the poster's values with the recomputed ones."""
-    memory_rows, verdict = _memory()
     constants = [(workload, *calibration(workload)) for workload in MODELS]
     return recomputed(
         "merced",
@@ -187,13 +157,14 @@ def reproduce() -> Result:
                 table("workload constant per_sample", constants),
             ),
             "rates": ("Gbps, scaled to RDMA's 60 at 4 ranks; ours: means", _rates()),
-            "memory": ("GB that a GPU has to hold with larger batches", memory_rows),
         },
         (
             "iteration times and throughput, because the poster has fractions only",
             "the rates 60, 20 and 9 Gbps, because only their ratios follow from "
             "fractions",
-            verdict,
+            "which runs were out of memory, because GPUs, precision, lengths and "
+            "micro-batches are not given: no capacity parts those that ran, by the "
+            "memory that estimate states, from the others",
         ),
     )
 
@@ -212,12 +183,12 @@ def _speedups() -> Rows:
 def _summary() -> Rows:
     rows = []
     for name, chosen in CELL_SETS.items():
-        errors = {}
-        for model, (falling, affine) in VARIANTS.items():
-            found = left_out(chosen, falling=falling, affine=affine)
-            errors[model] = (found.ours - found.fraction).to_numpy()
-        errors["another workload's cell copied"] = copied(chosen)
-        for model, off in errors.items():
+        ring, falls = (left_out(chosen, falling=falling) for falling in (False, True))
+        for model, off in (
+            ("pure ring", ring.ours - ring.fraction),
+            ("IPoIB, TCP/IP fall with ranks", falls.ours - falls.fraction),
+            ("another workload's cell copied", copied(chosen)),
+        ):
             away = np.abs(off)
             rows.append((name, model, len(off), float(away.mean()), float(away.max())))
     return table("cells model predictions mean_absolute_error worst", rows)
@@ -226,20 +197,16 @@ def _summary() -> Rows:
 def _cells() -> Rows:
     # the network of a larger batch is that of the strong and weak scaling
     every = CELL_SETS["every cell > 2 GPUs"]
-    ring, falls = (
-        left_out(WITHIN, falling=falling, predicted=every).ours
-        for falling in (False, True)
-    )
+    ours = left_out(WITHIN, falling=True, predicted=every).ours
     rows = []
     for index, cell in cells().query(every).iterrows():
         head = *cell[["workload", "protocol", "scaling"]], f"<{cell.gpus},{cell.batch}>"
         if np.isnan(cell.fraction):
-            rows.append((*head, "OOM", None, None, None, None))
-            continue
-        f, one, two = cell.fraction, float(ring[index]), float(falls[index])
-        rows.append((*head, f, one, one - f, two, two - f))
-    names = "workload protocol scaling cell published ours difference"
-    return table(f"{names} ours_falling difference_falling", rows)
+            rows.append((*head, "OOM", None, None))
+        else:
+            made = float(ours[index])
+            rows.append((*head, cell.fraction, made, made - cell.fraction))
+    return table("workload protocol scaling cell published ours difference", rows)
 
 
 def _rates() -> Rows:
@@ -257,45 +224,3 @@ def _rates() -> Rows:
         link = said.value(f"{protocol}_link")
         rows.append((protocol, link, *compared(claim, rdma / k), k, gamma, how))
     return table("protocol link_gbps published ours error k gamma how", rows)
-
-
-def needed_bytes(workload: str, samples: float, *, scores: bool) -> float:
-    """Estimate the peak memory of a data-parallel rank, bytes.
-
-    ``scores``: whether attention keeps its scores for backward.
-    """
-    config = Layout(
-        model=preset(MODELS[workload]).model,
-        micro_batch=samples,
-        global_batch=samples,
-        dtype="float16",
-        fused_attention=not scores,
-    )
-    return float(memory(config).total)
-
-
-def _memory() -> tuple[Rows, str]:
-    """Compare estimated memory with the runs published as out of memory."""
-    chosen = cells().query("scaling == 'larger_batch' and protocol == 'RDMA'")
-    ways = {"that keeps its scores": True, "that does not": False}
-    rows, said = [], []
-    for cell in chosen.itertuples():
-        needed = (
-            needed_bytes(cell.workload, cell.samples, scores=scores) / 1e9
-            for scores in ways.values()
-        )
-        ran = "OOM" if np.isnan(cell.fraction) else "ran"
-        rows.append((cell.workload, f"<{cell.gpus},{cell.batch}>", ran, *needed))
-    for at, name in enumerate(ways, 3):
-        low = max(row[at] for row in rows if row[2] == "ran")
-        high = min(row[at] for row in rows if row[2] == "OOM")
-        said.append(
-            f"with an attention {name} the largest run that ran needs {low:.0f} GB and "
-            f"the smallest that did not {high:.0f} GB"
-            + (", which no capacity parts" if low >= high else "")
-        )
-    return table("workload cell published scores_kept scores_not_kept", rows), (
-        "which runs were out of memory, because GPUs, precision, lengths and "
-        "micro-batches are not given; in one micro-batch of fp16 with Adam, "
-        + "; ".join(said)
-    )

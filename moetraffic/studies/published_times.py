@@ -27,7 +27,6 @@ from moetraffic.timemodel import (
     Traffic,
     estimate,
     operations,
-    passes,
     traffic,
 )
 from moetraffic.workload.presets import GPT
@@ -56,26 +55,6 @@ FIELDS = {
 """Columns of the tables by field of a configuration."""
 
 
-def nodes(
-    gpu: Gpu,
-    nics: str,
-    overlap: Mapping[str, Any] | None = None,
-    reached: Mapping[str, float] | None = None,
-) -> System:
-    """Return the system of nodes of eight GPUs with the NICs of a cluster of NICS.
-
-    ``reached`` has bytes/s of one of eight NICs by kind of traffic, where measured.
-    """
-    links = NodeLinks.nominal(
-        gpus=8, inside_bytes_s=gpu.inside_bytes_s, nic_bytes_s=NICS[nics]
-    )
-    of_kinds = {
-        kind: replace(links, nic_bytes_s=8 * rate)
-        for kind, rate in (reached or {}).items()
-    }
-    return System.of_gpu(gpu, of_kinds or links, overlap=overlap)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """Published iteration times, with what they were measured on."""
@@ -92,8 +71,16 @@ class Measured:
     changed: Callable[[Layout, System], tuple[list[Traffic], Any]] | None = None
 
     def system(self, gpu: Gpu | None = None) -> System:
-        """Return the nodes of these measurements, with another fit of their GPU."""
-        return nodes(gpu or self.gpu, self.nics, self.overlap, self.reached)
+        """Return nodes of eight GPUs of these measurements, with another GPU's fit."""
+        gpu = gpu or self.gpu
+        links = NodeLinks.nominal(
+            gpus=8, inside_bytes_s=gpu.inside_bytes_s, nic_bytes_s=NICS[self.nics]
+        )
+        of_kinds = {
+            kind: replace(links, nic_bytes_s=8 * rate)
+            for kind, rate in self.reached.items()
+        }
+        return System.of_gpu(gpu, of_kinds or links, overlap=self.overlap)
 
     def errors(self, gpu: Gpu | None = None) -> Float64:
         """``[n]`` relative errors of the estimates."""
@@ -138,17 +125,15 @@ def measured(
 ) -> Measured:
     """Make a table of its rows: ``fixed`` are fields that are the same in all, or
     arrays; ``label`` is formatted with each row, ``on`` are fields of Measured."""
-    labels = tuple(label.format(row) for row in rows.itertuples())
-    times = np.asarray(times, float)
-    config = configured(rows, **fixed)
-    return Measured(name=name, labels=labels, config=config, times=times, **on)
-
-
-def configured(rows: pd.DataFrame, **fixed: Any) -> Layout:
-    """Return the configurations of rows; FIELDS names their columns."""
     sizes = {f: rows[c].to_numpy(float) for f, c in FIELDS.items() if c in rows}
     models = None if "model" in fixed else [gpt(row) for row in rows.itertuples()]
-    return Layout(**{"model": models, **sizes, **fixed})
+    return Measured(
+        name=name,
+        labels=tuple(label.format(row) for row in rows.itertuples()),
+        config=Layout(**{"model": models, **sizes, **fixed}),
+        times=np.asarray(times, float),
+        **on,
+    )
 
 
 def gathers(layout: Layout, _: System) -> tuple[list[Traffic], float]:
@@ -242,27 +227,6 @@ def korthikanti_table5() -> Measured:
     name, label = "Korthikanti et al. 2022, table 5", "{0.model} {0.way}"
     overlap = {"tp": np.where(parallel > 0, 1 / 4, 1 / 3)}
     return measured(name, c, label, c.time, fixed, overlap=overlap, changed=gathers)
-
-
-def korthikanti_table4() -> tuple[list[str], Float64, Float64]:
-    """Return table 4 of arXiv 2205.05198: passes of one layer of the 22B model.
-
-    The all-reduces of backward, or its reduce-scatters, are hidden, as in table 5.
-
-    Returns each row's name, its published and its estimated time ``[n]``, ms.
-    """
-    c = rows_of("korthikanti22_table4").assign(layers=48, hidden=6144, heads=64)
-    parallel = c.sequence_parallel.to_numpy(float)
-    sizes = {"model": gpt(c.iloc[0]), "tp": 8, "micro_batch": 4, "global_batch": 4}
-    how = {"recompute": c.recompute.to_list(), "sequence_parallel": parallel}
-    config = configured(c, **sizes, **how)
-    system = nodes(A100, "selene")
-    sent = estimate(config, system, moved=gathers(config, system)[0]).communication
-    hidden = np.where(c.recompute == "full", 1 / 3, 1 / 2)
-    hidden = np.where(parallel > 0, 1 / 4, hidden)
-    ours = passes(config, A100).all + (1 - hidden) * sent["tp"]
-    times = (c.forward_ms + c.backward_ms).to_numpy()
-    return c.configuration.to_list(), times, ours / 48 * 1e3
 
 
 def vtrain(which: str) -> Measured:

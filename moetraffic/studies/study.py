@@ -54,11 +54,10 @@ def recomputed(
     tables: Mapping[str, tuple[str, Rows]],
     not_reproducible: Sequence[str],
 ) -> Result:
-    """Make the result of a study.
+    """Make the result of a study: caption and rows by name of a table.
 
-    ``tables`` have caption and rows by name: rows with ``published`` and ``ours`` are
-    compared, those with ``same`` counted.  ``not_reproducible`` is what does not follow
-    from the publication, with the reason.
+    Rows with ``published`` and ``ours`` are compared, those with ``same`` counted;
+    ``not_reproducible`` is what does not follow from the publication, with the reason.
     """
     summary: Rows = []
     for title, (_, rows) in tables.items():

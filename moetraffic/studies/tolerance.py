@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,17 +56,12 @@ LOSS = field_options(
 def increases(shares: Sequence[float], losses: Float64, name: str = "") -> Result:
     """Estimate the loss increase at each dropped share and the largest tolerated share.
 
-    A seed's runs start from the same parameters and see the same batches, so an
-    increase is the difference to the seed's own run without drops.  Its 95% interval is
-    Student's, over seeds.  ``p_star`` is the largest share such that its upper bound,
-    and that of all smaller shares, is below the standard deviation over seeds.
-
-    Parameters
-    ----------
-    shares
-        ``[P]`` increasing, the first 0.
-    losses
-        ``[P, S]`` final loss of each share and seed, nats a token.
+    ``losses`` ``[P, S]`` are final ones of each share (increasing, the first 0) and
+    seed, nats a token.  A seed's runs start from the same parameters and see the same
+    batches, so an increase is the difference to the seed's own run without drops.  Its
+    95% interval is Student's, over seeds.  ``p_star`` is the largest share such that
+    its upper bound, and that of all smaller shares, is below the standard deviation
+    over seeds.
 
     Examples
     --------
@@ -135,34 +130,41 @@ def tolerance(
     dropped = positive_numbers(percent, what, "0.1,1,10", kind=float, below=100)
     shares = [0.0, *sorted({part / 100 for part in dropped})]
     base = describe(nproc or chosen["ep"] or 4, {**chosen, "virtual": True})
-    dropping, runs = Dropping(**loss), list[Mapping[str, Any]]()
+    dropping, runs = Dropping(**loss), list[dict[str, Any]]()
     check_workload(base, ranks=base.layout.world)
-    number = len(shares) * seeds
-
-    with progress("trainings", number, quiet=as_json) as tick:
-
-        def keep(done: int, run: Mapping[str, Any]) -> None:
-            runs.append(dict(run))
-            told = Result(verb="tolerance", head="trainings", tables={"runs": runs})
-            write_text(output, json_text([told]) + "\n")
-            tick(done, f"{run['share']:.3%} lost: training loss {run['loss']:.4f}")
-
-        how: dict[str, Any] = {"seeds": seeds, "workers": workers, "on_run": keep}
+    plans = [
+        replace(
+            base,
+            training=replace(base.training, seed=base.training.seed + seed),
+            dropping=replace(dropping, share=share),
+        )
+        for share in shares
+        for seed in range(seeds)
+    ]
+    losses = np.full(len(plans), np.nan)
+    with progress("trainings", len(plans), quiet=as_json) as tick:
         try:
-            losses = final_losses(base, dropping, shares, **how)
+            for number, result in trained(plans, workers):
+                plan, losses[number] = plans[number], result["loss"]
+                share = plan.dropping.share
+                runs.append({"share": share, "seed": plan.training.seed, **result})
+                kept = Result(verb="tolerance", head="trainings", tables={"runs": runs})
+                write_text(output, json_text([kept]) + "\n")
+                words = f"{share:.3%} lost: training loss {result['loss']:.4f}"
+                tick(len(runs), words)
         except KeyboardInterrupt:
-            kept = f"{len(runs)} of {number} trainings are kept in {output}"
-            said = kept if runs else "no training had finished"
-            raise Interrupted(f"interrupted; {said}", signal.SIGINT) from None
+            words = f"{len(runs)} of {len(plans)} trainings are kept in {output}"
+            words = words if runs else "no training had finished"
+            raise Interrupted(f"interrupted; {words}", signal.SIGINT) from None
     name = f"{dropping.pattern} lost at {dropping.site}"
     name += ", compensated" * dropping.compensate
-    found = increases(shares, losses, name)
+    found = increases(shares, losses.reshape(len(shares), seeds), name)
     if plot is not None:
         from moetraffic.report import figures
 
         figures.save(increase_chart(found), plot)
-    result = Result(**{**vars(found), "tables": {**found.tables, "runs": runs}})
-    show(result, as_json=as_json, output=output, force=True)
+    found = replace(found, tables={**found.tables, "runs": runs})
+    show(found, as_json=as_json, output=output, force=True)
 
 
 def increase_chart(found: Result) -> Chart:
@@ -187,31 +189,12 @@ def increase_chart(found: Result) -> Chart:
     )
 
 
-def final_losses(
-    base: Workload,
-    dropping: Dropping,
-    shares: Sequence[float],
-    *,
-    seeds: int,
-    workers: int | None,
-    on_run: Callable[[int, Mapping[str, Any]], None],
-) -> Float64:
-    """Train for each share of lost bytes and seed; return final losses ``[P, S]``.
-
-    ``base`` is trained on virtual ranks, with S ``seeds`` that count from its own; the
-    share of ``dropping`` is replaced by each of ``shares`` ``[P]``.  ``on_run`` is
-    called after each training with the number of completed ones and its results.
-    """
-    plans = [
-        replace(
-            base,
-            training=replace(base.training, seed=base.training.seed + seed),
-            dropping=replace(dropping, share=share),
-        )
-        for share in shares
-        for seed in range(seeds)
-    ]
-    losses, count = np.full((len(shares), seeds), np.nan), 0
+def trained(
+    plans: Sequence[Workload], workers: int | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Train workloads on virtual ranks, some at a time; yield the number and the
+    results of each as it ends."""
+    left = len(plans)
     module = ["-m", "moetraffic.launch", "-m", "moetraffic.models.lossy_training"]
     program = subprocess.Popen(
         [sys.executable, *module, *([str(workers)] if workers else [])],
@@ -226,17 +209,14 @@ def final_losses(
     try:
         with program.stdin as file:
             file.writelines(plan.to_json() + "\n" for plan in plans)
-        for count, line in enumerate(program.stdout, 1):
+        for line in program.stdout:
+            left -= 1
             result = json.loads(line)
             if "error" in result:
                 raise MoetrafficError(result["error"])
-            share, seed = divmod(result.pop("number"), seeds)
-            losses[share, seed] = result["loss"]
-            number = base.training.seed + seed
-            on_run(count, {"share": shares[share], "seed": number, **result})
+            yield result.pop("number"), result
     finally:
         program.kill()
         program.wait()
-    if count < len(plans):
+    if left:
         raise MoetrafficError("the trainings ended early: see the error above")
-    return losses

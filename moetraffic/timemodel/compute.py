@@ -46,15 +46,16 @@ class AttentionKernel(NamedTuple):
         ]
 
 
-def _attention(row: Mapping[str, str]) -> AttentionKernel:
-    tflops, tokens, width = (
-        (float(row[f"forward_{name}"]), float(row[f"backward_{name}"]))
-        for name in ("tflops", "tokens", "width")
+ATTENTION = {
+    row["kernel"]: AttentionKernel(
+        row["kernel"],
+        *(
+            (float(row[f"forward_{name}"]), float(row[f"backward_{name}"]))
+            for name in ("tflops", "tokens", "width")
+        ),
     )
-    return AttentionKernel(row["kernel"], tflops, tokens, width)
-
-
-ATTENTION = {row["kernel"]: _attention(row) for row in published("attention_kernels")}
+    for row in published("attention_kernels")
+}
 """By name; measured on an H200."""
 
 
@@ -201,14 +202,8 @@ def matmul(
 ) -> Float64:
     """Seconds of ``number`` products ``[rows, inner] x [inner, columns]`` at once.
 
-    Parameters
-    ----------
-    rows, columns, inner, number
-        Broadcast together; ``number`` is of a batched or grouped product.
-    fp8
-        In 8 bits, in which both sides are written first, and once more transposed.
-    gpu
-        Where it runs.
+    Sizes broadcast together; ``number`` is of a batched or grouped product.  In
+    ``fp8`` both sides are written in 8 bits first, and once more transposed.
 
     Examples
     --------
@@ -250,15 +245,8 @@ def _seconds(
 ) -> dict[str, Float64]:
     """Seconds of products ``[2, *shape]``, forward and backward.
 
-    Parameters
-    ----------
-    linear
-        Products with weights, whose backward pass has one by the input and one by the
-        weight.
-    forward
-        Products of which the forward pass alone is computed.
-    shape, gpu
-        Of the layout; where it runs.
+    ``linear`` are products with weights, whose backward pass has one by the input and
+    one by the weight; of ``forward`` the forward pass alone is computed.
     """
     asked: list[Product] = []
     for rows, columns, inner, number, short in linear.values():
@@ -481,13 +469,11 @@ def memory(layout: Layout) -> Memory:
             left = np.where(c.zero >= 3 - n, 1 / ranks, 1.0)
             left = np.minimum(left + gathered, 1.0) if n == 0 else left
             sums[n] = sums[n] + here * size * left
-    weights, gradients, optimizer = map(np.asarray, sums)
-    activations = _activations(c)
     return Memory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        activations=activations,
+        weights=np.asarray(sums[0]),
+        gradients=np.asarray(sums[1]),
+        optimizer=np.asarray(sums[2]),
+        activations=_activations(c),
     )
 
 

@@ -341,14 +341,8 @@ def _hidden(
 ) -> Hidden:
     """Seconds of communication that hide.
 
-    Parameters
-    ----------
-    rows, spent
-        Calls of an iteration, and the seconds that each takes.
-    shares
-        By kind, the share of its calls that the program overlaps.
-    work, computing
-        Of a micro-batch, and the seconds that it takes.
+    ``rows`` are calls of an iteration, ``spent`` the seconds of each, ``shares`` what
+    the program overlaps of a kind; a micro-batch's ``work`` takes ``computing`` s.
     """
     m, unit = c.accumulation, computing / work.all
     forward, backward = unit * work.forward, unit * (work.backward + work.recomputed)

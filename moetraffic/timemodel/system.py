@@ -327,18 +327,16 @@ def practice(
 ) -> tuple[Layout, System]:
     """Layout and system under a practice; fields in ``given`` stay as they are."""
     check_choice("a practice", name, STACKS, LayoutError)
-    how, c = STACKS[name], layout
-    several = np.asarray(c.tp) > 1
-    zero = np.where(np.asarray(c.pp) > 1, np.minimum(how.zero, 1), how.zero)
-    chosen: dict[str, Any] = {"sequence_parallel": several, "zero": zero}
-    made = {
-        field: value if value.ndim else value.item()
-        for field, value in chosen.items()
-        if field not in given and not ("synchronization" in given and field == "zero")
-    }
+    how, c, chosen = STACKS[name], layout, dict[str, Values]()
+    if "sequence_parallel" not in given:
+        chosen["sequence_parallel"] = np.asarray(c.tp) > 1
+    if not {"zero", "synchronization"} & set(given):
+        piped = np.asarray(c.pp) > 1
+        chosen["zero"] = np.where(piped, np.minimum(how.zero, 1), how.zero)
     if "overlap" not in given:
         overlap: dict[str, Values] = dict.fromkeys(how.overlap, 1.0)
         if how.tp_parts:
             overlap["tp"] = 1 - 1 / np.asarray(c.tp, np.float64)
         system = replace(system, overlap=overlap)
+    made = {n: value if value.ndim else value.item() for n, value in chosen.items()}
     return replace(c, **made), system

@@ -96,7 +96,7 @@ SIZES = (
 
 
 def scaled(shape: ModelShape, chosen: Mapping[str, Any]) -> ModelShape:
-    """A shape with some fields chosen anew, others in proportion.
+    """A shape with the fields in ``chosen`` anew, and others in proportion.
 
     - With ``hidden``, every width (``ffn``, ``expert_ffn``, ``shared_ffn``) and rank of
       latent attention keeps its ratio to ``hidden``, rounded.
@@ -109,19 +109,8 @@ def scaled(shape: ModelShape, chosen: Mapping[str, Any]) -> ModelShape:
     - A model of another size reads bytes: its vocabulary is 256, an encoder's 257 (a
       mask beside them).
 
-    What is 0 because it is derived stays 0.
-
-    Parameters
-    ----------
-    shape
-        To begin with.
-    chosen
-        Values by field name; they stay as they are.  A field that is absent follows.
-
-    Returns
-    -------
-    ModelShape
-        It need not be sound: see :func:`~moetraffic.workload.model.broken_rules`.
+    What is 0 because it is derived stays 0.  The shape need not be sound: see
+    :func:`~moetraffic.workload.model.broken_rules`.
     """
     m, names = shape, {f.name for f in fields(ModelShape)}
     new: dict[str, Any] = {n: v for n, v in chosen.items() if n in names}
@@ -160,7 +149,7 @@ def scaled(shape: ModelShape, chosen: Mapping[str, Any]) -> ModelShape:
 MOST_BYTES = 1 << 20
 """Size of a configuration at most; those of published models have a few kB."""
 
-# fields of a shape and their keys, those with a "?" may be absent or null
+# fields of a shape and their keys: positive, or with a "?" absent, null or 0
 _GPT2_KEYS = {
     "layers": "n_layer",
     "hidden": "n_embd",
@@ -182,7 +171,7 @@ _LLAMA_KEYS = {
 }
 _QWEN_MOE_KEYS = {
     **_LLAMA_KEYS,
-    "experts": "num_experts?",
+    "experts": "num_experts",
     "expert_ffn": "moe_intermediate_size",
     "shared_ffn": "shared_expert_intermediate_size?",
     "moe_every": "decoder_sparse_step?",
@@ -207,20 +196,12 @@ TYPES: Mapping[str, Mapping[str, str]] = {
 }
 """By ``model_type``, the keys of a shape's fields."""
 
-_COUNTS = ("layers", "hidden", "heads", "sequence", "vocabulary")
-"""Fields that are positive numbers."""
-
 
 def read_config(path: str | Path) -> tuple[ModelShape, int]:
     """Read the shape of a model from its ``config.json``, and its experts a token.
 
-    The sequence length is the number of positions that the file states; a dense model
-    has 0 experts a token.
-
-    Parameters
-    ----------
-    path
-        File, or the folder that holds it.
+    ``path`` is the file or its folder.  The sequence length is the number of positions
+    that the file states; a dense model has 0 experts a token.
 
     Raises
     ------
@@ -247,52 +228,53 @@ def read_config(path: str | Path) -> tuple[ModelShape, int]:
             f"{kind!r}: give --layers, --hidden and the other sizes instead"
         )
     sizes: dict[str, Any] = {}
-    wrong = []
     for name, key in TYPES[kind].items():
-        size = config.get(key.rstrip("?"))
-        size = 0 if size is None and key.endswith("?") else size
-        if type(size) is not int or size < (name in _COUNTS):
-            wrong.append(key.rstrip("?"))
-        sizes[name] = size
-    if wrong:
-        raise LayoutError(
-            f"sizes of a {kind} configuration are positive whole numbers, but "
-            f"{', '.join(wrong)} of {file} is not: complete it"
-        )
+        sizes[name] = size = config.get(key.rstrip("?")) or 0
+        if type(size) is not int or size < (not key.endswith("?")):
+            raise LayoutError(
+                f"sizes of a {kind} configuration are positive whole numbers, but "
+                f"{key.rstrip('?')} of {file} is not: complete it"
+            )
     try:
-        shape = _shape(kind, config, sizes, str(file))
+        shape, layers = _shape(kind, config, sizes)
+        k = int(config.get("num_experts_per_tok") or 0) if shape.experts else 0
     except (TypeError, ValueError) as error:
         raise LayoutError(
             f"the sizes of {file} are numbers, but one is not ({error}): complete it"
         ) from None
-    k = int(config.get("num_experts_per_tok") or 0) if shape.experts else 0
+    if shape.experts and shape.moe_layers != tuple(layers):
+        raise LayoutError(
+            "every n-th layer from a first one on has experts, but here these are the "
+            f"layers {', '.join(map(str, layers)) or 'none'}: change mlp_only_layers, "
+            "decoder_sparse_step or moe_layer_freq, or give --layers, --hidden and the "
+            "other sizes instead"
+        )
+    refuse([(f"{rule} ({file})", remedy) for rule, remedy in broken_rules(shape)])
     return shape, k
 
 
 def _shape(
-    kind: str, config: Mapping[str, Any], sizes: dict[str, Any], file: str
-) -> ModelShape:
-    """The shape of a configuration whose sizes are known."""
+    kind: str, config: Mapping[str, Any], sizes: dict[str, Any]
+) -> tuple[ModelShape, list[int]]:
+    """The shape of a configuration whose sizes are known, and its MoE layers."""
     name = str(config.get("_name_or_path") or kind)[:80]
     tied = bool(config.get("tie_word_embeddings", kind == "gpt2"))
     if kind == "gpt2":
-        return _sound(ModelShape(**{**GPT, **sizes, "name": name, "tied": tied}), file)
-    layers: list[int] | None = None  # that have experts
+        return ModelShape(**{**GPT, **sizes, "name": name, "tied": tied}), []
     every = sizes["moe_every"] = sizes.get("moe_every") or 1
+    layers = list(range(sizes["layers"]))
     if kind.endswith("_moe"):
-        sizes["experts"] = sizes["experts"] or int(config.get("num_local_experts") or 0)
         sizes["shared_gate"] = bool(sizes["shared_ffn"])
         dense = config.get("mlp_only_layers") or ()
-        nth = range(every - 1, sizes["layers"], every)
-        layers = [layer for layer in nth if layer not in dense]
+        layers = [n for n in layers[every - 1 :: every] if n not in dense]
     elif kind.startswith("deepseek"):
-        shared = int(config.get("n_shared_experts") or 0)
-        sizes["shared_ffn"] = sizes["expert_ffn"] * shared
+        sizes["shared_ffn"] = sizes["expert_ffn"] * int(
+            config.get("n_shared_experts") or 0
+        )
         first = int(config.get("first_k_dense_replace") or 0)
         # as DeepseekV3Model counts them, from 0
-        layers = [n for n in range(first, sizes["layers"]) if n % every == 0]
-    if layers:
-        sizes["moe_first"] = layers[0]
+        layers = [n for n in layers[first:] if n % every == 0]
+    sizes["moe_first"] = layers[0] if layers and sizes.get("experts") else 0
     # biases of queries, keys and values alone in Qwen2, of all matrices in Llama
     # (transformers, modeling_llama.py); fields that other types have not are not read
     bias = bool(config.get("attention_bias")) and kind not in ("mistral", "mixtral")
@@ -304,29 +286,5 @@ def _shape(
             f"neither have, but attention_bias is {bias} and mlp_bias {not bias} in a "
             f"{kind} configuration: leave both out"
         )
-    shape = ModelShape(
-        **{
-            **{**LLAMA, "experts": 0},
-            **sizes,
-            **{"name": name, "tied": tied, "bias": bias},
-            "qk_norm": kind in ("qwen3", "qwen3_moe"),
-        }
-    )
-    if layers is not None and shape.experts and shape.moe_layers != tuple(layers):
-        raise LayoutError(
-            "every n-th layer from a first one on has experts, but here these are the "
-            f"layers {', '.join(map(str, layers)) or 'none'}: change mlp_only_layers, "
-            "decoder_sparse_step or moe_layer_freq, or give --layers, --hidden and the "
-            "other sizes instead"
-        )
-    return _sound(shape, file)
-
-
-def _sound(shape: ModelShape, file: str) -> ModelShape:
-    refuse(
-        [
-            (f"{rule} ({file})", remedy.replace("give --", "correct "))
-            for rule, remedy in broken_rules(shape)
-        ]
-    )
-    return shape
+    more = {"name": name, "tied": tied, "bias": bias, "qk_norm": "qwen3" in kind}
+    return ModelShape(**{**LLAMA, "experts": 0, **sizes, **more}), layers

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from math import inf
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .rules import Broken, Rule, broken, one_of
 
@@ -150,28 +150,19 @@ class RouterSpec:
 
     def combinations(self, gating: Gating) -> list[Broken]:
         """What this router cannot be combined with."""
-        k, factor = self.k or gating.k, self.capacity_factor or gating.capacity_factor
-        title, first = self.title, self.dispatch[0]
-        rules: tuple[tuple[bool, str, str], ...] = (
-            (
-                gating.k != k,
-                f"{title} has k {k} alone, but k is {gating.k}",
-                f"set --k {k}",
-            ),
-            (
-                gating.dispatch not in self.dispatch,
-                f"{title} has the dispatch form {' or '.join(self.dispatch)}, not "
-                f"{gating.dispatch}",
-                f"set --dispatch {first}",
-            ),
-            (
-                gating.capacity_factor != factor,
-                f"{title} has the capacity factor {factor:g} alone, but it is "
-                f"{gating.capacity_factor:g}",
-                f"set --capacity-factor {factor:g}",
-            ),
-        )
-        return [(rule, remedy) for breaks, rule, remedy in rules if breaks]
+        t, factor, wrong = self.title, self.capacity_factor, list[Broken]()
+        if self.k not in (None, gating.k):
+            rule = f"{t} has k {self.k} alone, but k is {gating.k}"
+            wrong.append((rule, f"set --k {self.k}"))
+        if gating.dispatch not in self.dispatch:
+            forms = " or ".join(self.dispatch)
+            rule = f"{t} has the dispatch form {forms}, not {gating.dispatch}"
+            wrong.append((rule, f"set --dispatch {self.dispatch[0]}"))
+        if factor not in (None, gating.capacity_factor):
+            rule = f"{t} has the capacity factor {factor:g} alone, but it is "
+            rule += f"{gating.capacity_factor:g}"
+            wrong.append((rule, f"set --capacity-factor {factor:g}"))
+        return wrong
 
 
 def known_routers() -> tuple[str, ...]:
@@ -199,16 +190,8 @@ def broken_rules(
 ) -> list[Broken]:
     """The rules of routing that a workload breaks, each with its remedy.
 
-    Parameters
-    ----------
-    gating
-        What is checked.
-    experts
-        Experts of a MoE layer E, at least 1.
-    tokens
-        Tokens of a micro-batch on one rank T.
-    virtual
-        Whether all ranks are trained in one process.
+    ``experts`` are those of a MoE layer, at least 1, ``tokens`` those of a micro-batch
+    on one rank, ``virtual`` whether all ranks are trained in one process.
     """
     sentences = broken(GATING_RULES, gating)
     if gating.k > experts:
@@ -238,17 +221,14 @@ def broken_rules(
 def _number(
     name: str, default: float, text: str, least: float = -inf, most: float = inf
 ) -> RouterOption:
-    kind = type(default)
-    return RouterOption(
-        name=name, kind=kind, default=default, text=text, least=least, most=most
-    )
+    more: dict[str, Any] = {"least": least, "most": most, "kind": type(default)}
+    return RouterOption(name=name, default=default, text=text, **more)
 
 
 def _choice(name: str, choices: tuple[str, ...], text: str) -> RouterOption:
     """One of some words, the first where none is given."""
-    return RouterOption(
-        name=name, kind=str, default=choices[0], text=text, choices=choices
-    )
+    more: dict[str, Any] = {"kind": str, "default": choices[0], "choices": choices}
+    return RouterOption(name=name, text=text, **more)
 
 
 _RENORMALIZE = RouterOption(

@@ -132,33 +132,30 @@ def outside(part: Any) -> list[Broken]:
     for field in fields(part):
         value: Any = getattr(part, field.name)
         kind = "int" if field.name in SIZES else str(field.type)
-        if kind.endswith(" | None") and value is None:
-            continue
+        optional = kind.endswith(" | None")
         kind = kind.removesuffix(" | None")
-        if kind not in _TYPES:
+        if kind not in _TYPES or (optional and value is None):
             continue
         option = field.name.replace("_", "-")
         types, words = _TYPES[kind]
+        rule, remedy = "", f"change --{option}"
         # True is an int to Python, and no count to anybody
         if type(value) not in types:
-            rule = f"{option} must be {words}, but is {value!r}"
-            sentences.append((rule, f"change --{option}"))
-            continue
-        if kind not in ("int", "float"):
-            continue
-        widest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
-        least, most = RANGES.get(field.name, (-widest, widest))
-        if not math.isfinite(value):
-            rule = f"{option} must be a finite number, but is {value}"
-            sentences.append((rule, f"change --{option}"))
-        elif value < least:
-            rule = f"{option} must be at least {least:g}, but is {value}"
-            kinds = {0.0: "a non-negative number", 1.0: "a positive number"}
-            give = kinds.get(float(least)) if isinstance(value, int) else ""
-            remedy = f"give --{option} {give}" if give else f"raise --{option}"
-            sentences.append((rule, remedy))
-        elif value > most:
-            limit = most if isinstance(most, int) else f"{most:g}"
-            rule = f"{option} must be at most {limit}, but is {value}"
-            sentences.append((rule, f"lower --{option}"))
+            rule = f"must be {words}, but is {value!r}"
+        elif kind in ("int", "float"):
+            widest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
+            least, most = RANGES.get(field.name, (-widest, widest))
+            if not math.isfinite(value):
+                rule = f"must be a finite number, but is {value}"
+            elif value < least:
+                kinds = {0.0: "a non-negative number", 1.0: "a positive number"}
+                give = kinds.get(float(least)) if isinstance(value, int) else ""
+                rule = f"must be at least {least:g}, but is {value}"
+                remedy = f"give --{option} {give}" if give else f"raise --{option}"
+            elif value > most:
+                limit = most if isinstance(most, int) else f"{most:g}"
+                rule = f"must be at most {limit}, but is {value}"
+                remedy = f"lower --{option}"
+        if rule:
+            sentences.append((f"{option} {rule}", remedy))
     return sentences

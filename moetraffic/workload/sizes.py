@@ -93,19 +93,9 @@ def of_each(
 ) -> Float64:
     """What a function of a model and whole numbers has for each element of arrays.
 
-    Parameters
-    ----------
-    function
-        Of a shape and as many int, called once for each different combination.
-    model
-        One, or one of each element.
-    *sizes
-        Whole numbers, or arrays that broadcast.
-
-    Returns
-    -------
-    ndarray
-        ``[..., *shape of the function's values]`` float64.
+    ``function`` is called once for each different combination of a model (one, or one
+    of each element) and of ``sizes`` that broadcast; its values ``[..., *shape of the
+    function's values]`` are float64.
     """
     if isinstance(model, ModelShape):
         if not any(map(np.ndim, sizes)):

@@ -52,12 +52,11 @@ def model_tensors(
     vocabulary_split: int = 0,
     gate: bool = True,
 ) -> tuple[ModelTensor, ...]:
-    """The parameters that a rank's part of a model has, in the order of registration.
+    """The parameters that a rank's part of a model has, in the order of registration,
+    whole: :meth:`ModelTensor.on_rank` says what of them is where.
 
     Parameters
     ----------
-    shape
-        A sound shape.
     layers
         The blocks of a pipeline stage; None: all.
     ends
@@ -69,11 +68,6 @@ def model_tensors(
         ``_vocab_size_with_padding``); 0: they are whole on each rank.
     gate
         Whether the router has a matrix ``[E, h]``; a hash has none.
-
-    Returns
-    -------
-    tuple of ModelTensor
-        Whole tensors: :meth:`ModelTensor.on_rank` says what of them is where.
     """
     held = range(shape.layers) if layers is None else layers
     ends = ends or (0 in held, shape.layers - 1 in held)
@@ -83,13 +77,8 @@ def model_tensors(
 def counted_tensors(
     shape: ModelShape, *, vocabulary_split: int = 0
 ) -> Iterator[tuple[ModelTensor, int]]:
-    """Each different parameter of a model once, with how many are like it.
-
-    Yields
-    ------
-    ModelTensor, int
-        Of the first layer of its kind, the last layer, or no layer.
-    """
+    """Each different parameter of a model once, of the first layer of its kind, the
+    last layer, or no layer, with how many are like it."""
     kinds: dict[tuple[bool, bool], int] = {}
     times: dict[int, int] = {}
     last = shape.layers - 1
@@ -282,14 +271,8 @@ class ParameterCount:
 
 
 def parameter_count(shape: ModelShape, *, k: int = 1) -> ParameterCount:
-    """The parameters of the model that ``moetraffic.models`` builds from a shape.
-
-    Parameters
-    ----------
-    shape
-        A sound shape: :func:`~moetraffic.workload.model.broken_rules` is empty.
-    k
-        Experts of a token, for ``active``.
+    """The parameters of the model that ``moetraffic.models`` builds from a sound shape;
+    ``k`` experts of a token are ``active``.
 
     Examples
     --------

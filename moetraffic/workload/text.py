@@ -62,37 +62,40 @@ def read(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> Text:
         draws, below = np.random.default_rng(0), min(vocabulary, 256)
         drawn = draws.integers(below, size=STANDARD_LIBRARY_BYTES, dtype=np.uint8)
         return Text(data=bytearray(drawn.tobytes()), source="random tokens")
-    source, files = check(where, sequence=sequence, vocabulary=vocabulary)
-    data, enough = bytearray(), STANDARD_LIBRARY_BYTES if not where else LARGEST_BYTES
-    for file in files:
-        data += _bytes(file, enough)
-        if len(data) >= enough:
-            break
-    return Text(data=data[:enough], source=source)
+    source, files = _measured(where, sequence)
+    try:
+        data = bytearray().join(file.read_bytes() for file in files)
+    except OSError as error:
+        raise LayoutError(
+            f"every file of a corpus must be readable, but {error.filename!r} is not "
+            f"({error.strerror}): change its permissions or give --corpus another"
+        ) from None
+    data = data if where else data[:STANDARD_LIBRARY_BYTES]
+    if vocabulary < 256 and (largest := max(data)) >= vocabulary:
+        raise LayoutError(
+            f"every byte of a corpus must be below the vocabulary, but {source!r} "
+            f"holds {largest} and the vocabulary is {vocabulary}: use a vocabulary of "
+            "256"
+        )
+    return Text(data=data, source=source)
 
 
-def check(
-    where: str = "", *, sequence: int = 1, vocabulary: int = 256
-) -> tuple[str, list[Path]]:
-    """Refuse what :func:`read` refuses, without holding the text in memory.
+def check(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> None:
+    """Refuse what :func:`read` refuses but unreadable files; bytes are read only if
+    they may be outside the vocabulary."""
+    if vocabulary < 256:
+        read(where, sequence=sequence, vocabulary=vocabulary)
+    elif where != RANDOM:
+        _measured(where, sequence)
 
-    Returns what the text is called, and its files in order.
 
-    Raises
-    ------
-    LayoutError
-        As :func:`read` does.
-    """
-    if where == RANDOM:
-        return where, []
+def _measured(where: str, sequence: int) -> tuple[str, list[Path]]:
+    """The name of a corpus and its files in order, which have enough bytes."""
     library = Path(sysconfig.get_path("stdlib"))
     source = where or f"Python's standard library in {library}"
-    files = _files(where) if where else _standard_library(library)
-    size, largest = 0, 0
-    for file in files:
-        if vocabulary < 256:
-            largest = max(largest, *_bytes(file, LARGEST_BYTES), 0)
-        _bytes(file, 1)  # what cannot be read is known at the first byte
+    files, size = [], 0
+    for file in _files(where) if where else _standard_library(library):
+        files.append(file)
         size += file.stat().st_size
         if size > LARGEST_BYTES or (not where and size >= STANDARD_LIBRARY_BYTES):
             break
@@ -107,29 +110,22 @@ def check(
             f"tokens, but {source!r} has {size}: give --corpus more text or lower "
             "--sequence"
         )
-    if largest >= vocabulary:
-        raise LayoutError(
-            f"every byte of a corpus must be below the vocabulary, but {source!r} "
-            f"holds {largest} and the vocabulary is {vocabulary}: use a vocabulary of "
-            "256"
-        )
     return source, files
 
 
 def _files(where: str) -> list[Path]:
     """The files that a path or glob names, in order."""
+    files: list[Path] = []
     try:
         path = Path(where).expanduser()
-        names = path.rglob("*") if path.is_dir() else map(Path, [path])
-        if not path.exists():
-            names = map(Path, glob.glob(str(path), recursive=True))
-        root = path if path.is_dir() else Path("/")
-        files = [
-            file
-            for file in names
-            if file.is_file()
-            and not (path.is_dir() and _hidden(file.relative_to(root)))
-        ]
+        if path.is_dir():
+            for file in path.rglob("*"):
+                parts = file.relative_to(path).parts
+                if file.is_file() and not any(part.startswith(".") for part in parts):
+                    files.append(file)
+        else:
+            names = [path] if path.exists() else glob.glob(str(path), recursive=True)
+            files = [Path(name) for name in names if Path(name).is_file()]
     except (OSError, RuntimeError, ValueError):
         files = []  # a name that no file can have, or ~ of nobody
     if not files:
@@ -141,10 +137,6 @@ def _files(where: str) -> list[Path]:
     return sorted(files)
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
 def _standard_library(library: Path) -> list[Path]:
     """The library's own source files, in order."""
     files: list[Path] = []
@@ -153,15 +145,3 @@ def _standard_library(library: Path) -> list[Path]:
         below[:] = [name for name in below if name not in _NO_TRAINING_TEXT]
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(files, key=lambda file: file.relative_to(library).as_posix())
-
-
-def _bytes(file: Path, most: int) -> bytes:
-    """The first bytes of a file; what the system refuses is a sentence."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(most)
-    except OSError as error:
-        raise LayoutError(
-            f"every file of a corpus must be readable, but {str(file)!r} is not "
-            f"({error.strerror}): change its permissions or give --corpus another"
-        ) from None

@@ -31,7 +31,7 @@ def everything() -> Pattern:
     return megatron_pattern(SHAPE, plan, Gating(k=2, dispatch="padded"))
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "halving-doubling"])
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "double-tree"])
 def test_a_trace_sends_what_the_pattern_does(algorithm: str) -> None:
     pattern = everything()
     trace = pattern_trace(pattern, iterations=2)

@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-import moetraffic.data
 from moetraffic.analysis.load import rank_shares
 from moetraffic.analysis.times.calibration import step_times
 from moetraffic.cli import main
 from moetraffic.data import published
-from moetraffic.patterns import Layout, preset
 from moetraffic.patterns.bandwidth import big_red_200
 from moetraffic.trace import Trace
 
@@ -262,22 +260,6 @@ def test_big_red_200_has_its_measured_links(
     assert wire / took < 1.02 * max(float(row["busbw_GBps"]) for row in rows) * 1e9
     error = refused(capsys, f"estimate {how} --dp 16")
     assert "all_reduce over 4 nodes is not measured" in error
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "ranks", "time_us"),
-    [(201326592, 8, 37054), (201326592, 4, 1470.5), (16777216, 8, 2990.5)],
-)
-def test_a_published_table_is_a_measured_bandwidth(
-    capsys: pytest.CaptureFixture[str], size_bytes: int, ranks: int, time_us: float
-) -> None:
-    # its columns are nodes and gpus; the gradient is as large as one of its messages
-    table = Path(moetraffic.data.__file__).with_name("jia_nccl_tests.csv")
-    element = size_bytes / float(Layout(model=preset("gpt-350m").model).held)
-    how = f"--model gpt-350m --bandwidth {table} --gpus-per-node 4"
-    one = told(capsys, how, f"--dp {ranks} --set gradient_dtype={element}")
-    took = pytest.approx(time_us * 1e-6, rel=1e-9)
-    assert one["terms"]["data parallel"] == took
 
 
 # ---- captured runs -------------------------------------------------------------------

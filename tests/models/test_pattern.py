@@ -24,7 +24,8 @@ def predicted(pattern: Pattern, rank: int) -> Called:
     """A rank's calls by group and operation, in order: (place, bytes, root or not)."""
     found: Called = {}
     for call, _ in pattern.program(rank):
-        group = pattern.group(call.group, rank)
+        groups = pattern.layout.groups(call.group)
+        group = next(ranks for ranks in groups if rank in ranks)
         key = (call.group, group, call.operation, call.peers)
         size = call.size if call.exact else "?"
         place = (call.phase or call.label, call.layer)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -48,30 +45,3 @@ def test_an_element_that_cannot_exist_is_nan_and_changes_no_other(
     assert found.sound.tolist() == [False, True]
     assert np.isnan(found.iteration).tolist() == [True, False]
     assert found.iteration[1] == made(**named).iteration
-
-
-IN_A_PROCESS = """
-from moetraffic.patterns import Layout, preset
-from moetraffic.timemodel import GPUS
-from moetraffic.timemodel.compute import passes
-config = Layout(
-    model=preset("deepseek-v2-lite").model, k=6, recompute="modules",
-    micro_batch=list(range(1, 200)),
-)
-print(passes(config, GPUS["H100"]).recomputed.tobytes().hex())
-"""
-
-
-@pytest.mark.slow
-def test_no_time_depends_on_the_order_of_a_set() -> None:
-    """Two processes whose hashes of text differ have the same bits."""
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", IN_A_PROCESS],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for seed in ("0", "1", "2", "3")
-    }
-    assert len(found) == 1

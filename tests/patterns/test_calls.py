@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import Gating, ModelShape, preset
+from moetraffic.patterns import Gating, ModelShape
 from moetraffic.patterns.calls import Pattern, megatron_pattern
 from moetraffic.patterns.layout import Layout
-from moetraffic.patterns.matrices import traffic_matrices, traffic_matrix
+from moetraffic.patterns.matrices import traffic_matrix
 from moetraffic.workload.tensors import model_tensors, padded_vocabulary
 
 GPT = ModelShape(
@@ -144,13 +144,6 @@ def test_zeros_volumes(zero: int, more: dict[str, Any], psi: int) -> None:
     assert wire[0].sum() == pytest.approx(psi * whole * (d - 1) / d, rel=1e-3)
 
 
-def test_megatrons_distributed_optimizer() -> None:
-    pattern = made({"dp": 4}, zero=1)
-    n = sum(tensor.elements for tensor in model_tensors(GPT, vocabulary_split=1))
-    wire = traffic_matrix(pattern, traffic=["DP"])
-    assert wire[0].sum() == pytest.approx(3 / 4 * n * (G + E), rel=1e-4)
-
-
 @pytest.mark.parametrize(("recompute", "times"), [("none", 4), ("full", 6)])
 def test_expert_exchanges(recompute: str, times: int) -> None:
     gating = Gating(k=2, dispatch="dropless")
@@ -182,63 +175,6 @@ def test_experts_split_otherwise_than_their_layers() -> None:
     assert set(gathered) == {copies // 2}  # k is 1 here
     # each expert is held four times where it is whole, and no copy needs a sum
     assert of_rank(whole, 0, "DP", label="expert_gradient_sync") == []
-
-
-@pytest.mark.parametrize("context", ["ring", "all-gather", "all-to-all"])
-def test_context_parallelism(context: str) -> None:
-    c, layers = 4, GPT.layers
-    pattern = made({"cp": c}, context=context)
-    local = B * GPT.sequence // c * GPT.hidden * E  # of one of q, k, v, out
-    matrix = traffic_matrix(pattern, traffic=["CP"])
-    # keys and values of the others; backward again, and their gradients
-    forward = 2 * local * (c - 1)
-    per_layer = 3 * forward if context != "all-to-all" else 8 * local * (c - 1) // c
-    assert matrix[0].sum() == M * layers * per_layer
-    assert set(of_rank(pattern, 0, "PP")) == set()
-    # the gradients of all copies: also those of context-parallel ranks
-    assert {x.group for x, _ in pattern.program(0) if x.traffic == "DP"} == {"dp_cp"}
-
-
-def test_ranks_that_exchange_few_key_heads_hold_copies_of_them() -> None:
-    few = replace(GPT, kv_heads=2)
-    local = B * few.sequence // 4 * few.hidden * E
-    pattern = made({"cp": 4}, few, context="all-to-all")
-    sizes = of_rank(pattern, 0, "CP", direction="forward")
-    # queries and output have 8 heads; of keys and values each of 4 ranks needs one
-    assert sizes[:4] == [local, local // 2, local // 2, local]
-
-
-@pytest.mark.parametrize(
-    ("p", "t", "d", "model"),
-    [(4, 2, 4, "gpt2-large"), (4, 4, 4, "gpt2-large"), (2, 8, 4, "gpt-3b")],
-)
-def test_the_stripes_of_the_apnet_study(p: int, t: int, d: int, model: str) -> None:
-    plan = Layout(pp=p, tp=t, dp=d, accumulation=p)
-    matrices = traffic_matrices(megatron_pattern(preset(model).model, plan))
-    ranks = np.arange(p * t * d)
-    stage = t * d
-
-    def pairs(kind: str) -> set[tuple[int, int]]:
-        return {(int(a), int(b)) for a, b in np.argwhere(matrices[kind].toarray())}
-
-    assert pairs("TP") == {(int(r), int(r - r % t + (r + 1) % t)) for r in ranks}
-    assert pairs("DP") == {
-        (int(r), int(r // stage * stage + (r + t) % stage)) for r in ranks
-    }
-    adjacent = {(int(r), int(r + stage)) for r in ranks[: stage * (p - 1)]}
-    assert pairs("PP") == adjacent | {(b, a) for a, b in adjacent}
-    ends = {(int(r), int(r + stage * (p - 1))) for r in ranks[:stage]}
-    assert pairs("EmbTableSync") == ends | {(b, a) for a, b in ends}
-
-
-def test_nodes_see_a_ring_once() -> None:
-    # 2 (n-1)/n S cross a node's boundary whatever its GPUs are
-    pattern = made({"dp": 8})
-    matrix = traffic_matrix(pattern, traffic=["DP"])
-    (size,) = of_rank(pattern, 0, "DP")
-    for each in (1, 2, 4):
-        out_of_node = matrix[:each, each:].sum()
-        assert out_of_node == pytest.approx(2 * 7 / 8 * size, abs=16)
 
 
 @pytest.mark.parametrize(

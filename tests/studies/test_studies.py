@@ -13,6 +13,7 @@ import pytest
 
 from moetraffic.data import published
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.bandwidth import samples
 from moetraffic.report.console import terminal
 from moetraffic.result import Result
 from moetraffic.studies import (
@@ -24,7 +25,7 @@ from moetraffic.studies import (
     reproduce,
 )
 from moetraffic.studies.__main__ import app
-from moetraffic.timemodel import A100, H100, MODEL_ERROR
+from moetraffic.timemodel import A100, H100, MODEL_ERROR, memory, operations
 
 LIMITS = {
     "SC'21, table 1": 0.05,
@@ -100,14 +101,6 @@ def test_iteration_times_hold_on_tables_that_were_not_fitted() -> None:
     assert (np.abs(tables[-1].errors()) <= 0.3).sum() == 6
 
 
-def test_passes_of_one_layer_hold_on_a_table_that_was_not_fitted() -> None:
-    names, published_ms, ours = published_times.korthikanti_table4()
-    assert len(names) == 5
-    assert np.abs(ours / published_ms - 1).max() <= 0.06
-    # what each saves or costs: sequence parallelism, selective and full recomputation
-    assert ours[1] < ours[0] < ours[3] < ours[2]
-
-
 def test_the_fit_is_of_the_even_rows_alone() -> None:
     even = published_times.sc21_table1(slice(1, None, 2))
     assert [label.split()[0] for label in even.labels] == [
@@ -132,7 +125,7 @@ def test_leaving_a_table_out_changes_little_and_beats_a_constant() -> None:
         assert row["mean_error_left_out"] <= 2 * row["mean_error"] + 0.01
         if make().gpu is A100:
             assert row["mean_error_left_out"] < row["mean_error_constant"]
-    host = rows("iteration_times", "fits", "without")["vTrain, single node"]
+    host = rows("iteration_times", "errors")["vTrain, single node"]
     assert host["host_us"] == pytest.approx(A100.dispatch_s * 1e6, rel=0.2)
 
 
@@ -157,10 +150,17 @@ def test_the_measured_bandwidth_between_nodes_is_possible_both_ways_alone() -> N
 
 
 def test_equations_2_and_3_give_the_tables_columns() -> None:
-    sizes = study("iteration_times").frame("sc21_sizes")
-    assert sizes.error.abs().max() < 0.03  # 1.7B is 1.65
-    assert sizes.error_of_flop.abs().max() < 2e-4
-    assert sizes.memory_gb.max() < 80  # they were run
+    first, c = (
+        published_times.sc21_table1(),
+        published_times.rows_of("megatron_sc21_table1"),
+    )
+    config = first.config
+    error = config.arrays().sizes.parameters / c.params_B / 1e9 - 1
+    assert np.abs(error).max() < 0.03  # 1.7B is 1.65
+    done = operations(config).all * config.accumulation * config.world
+    flops = done / (first.times * c.gpus) / 1e12
+    assert np.abs(flops / c.tflops_per_gpu - 1).max() < 2e-4
+    assert memory(config).total.max() < 80e9  # they were run
 
 
 # ---- APNet'24 and SIGMETRICS'24 ------------------------------------------------------
@@ -216,7 +216,7 @@ def test_a_workload_that_was_left_out_is_predicted(falling: bool, most: float) -
         found = merced.left_out(chosen, falling=falling)
         counts.append(len(found))
         assert (found.ours - found.fraction).abs().mean() <= most
-    assert counts == [48, 36, 60, 63]
+    assert counts == [48, 63]
 
 
 def test_the_prediction_of_a_workload_does_not_see_its_cells(
@@ -245,9 +245,8 @@ def test_compute_is_calibrated_on_the_own_2_rank_cells() -> None:
         assert ours.to_numpy() == pytest.approx(own.fraction.to_numpy(), abs=0.011)
 
 
-def test_compute_proportional_to_the_batch_is_stated_to_be_worse() -> None:
+def test_another_workloads_cell_predicts_worse() -> None:
     errors = study("merced").frame("errors").set_index("model").mean_absolute_error
-    assert (errors["the same, compute proportional"] > 0.025).all()
     assert (errors["another workload's cell copied"] > 0.025).all()
 
 
@@ -259,20 +258,6 @@ def test_rates_and_cells_without_memory_are_shown() -> None:
     oom = [row for row in study("merced").rows("cells") if row["published"] == "OOM"]
     assert len(oom) == merced.cells().fraction.isna().sum() == 21
     assert {row["ours"] for row in oom} == {None}
-
-
-def test_memory_grows_with_the_batch_and_less_without_scores() -> None:
-    needed = merced.needed_bytes
-    for workload in merced.MODELS:
-        assert needed(workload, 1, scores=True) < needed(workload, 2, scores=True)
-        assert needed(workload, 1, scores=False) < needed(workload, 1, scores=True)
-    # GPT-2 medium: 16 B a parameter, and 34 b s h + 5 b a s^2 a layer
-    one, two = (needed("GPT-2-Medium", s, scores=True) for s in (1, 2))
-    # its vocabulary of 50257 is padded to a multiple of 128
-    assert 2 * one - two == pytest.approx(16 * (354_823_168 + 47 * 1024))
-    layer = 34 * 1024 * 1024 + 5 * 16 * 1024**2
-    ends = 4 * 1024 * (1024 + 50_257)
-    assert two - one == pytest.approx(24 * layer + ends, rel=1e-12)
 
 
 # ---- GPT-350M ------------------------------------------------------------------------
@@ -294,10 +279,10 @@ def test_outliers_are_named_and_the_others_predicted_without_their_size() -> Non
     assert inside["outliers"] == "none"
     assert inside["median_left_out"] < 0.04
     assert between["beta_gbs"] == pytest.approx(9.66, abs=0.01)
-    for row in study("gpt350m").rows("all_reduces"):
+    for row in published("jia_nccl_tests"):
         # times below 1 ms are printed to 0.1 us
-        printed = pytest.approx(row["busbw_printed_gbs"], rel=3e-4, abs=0.005)
-        assert row["busbw_from_time_gbs"] == printed
+        printed = pytest.approx(float(row["busbw_GBps"]), rel=3e-4, abs=0.005)
+        assert samples([row], "jia")[0].busbw_gbs == printed
 
 
 def test_the_table_of_all_reduces_gives_the_share_and_the_throughput() -> None:

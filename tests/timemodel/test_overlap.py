@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from moetraffic.errors import LayoutError
@@ -147,23 +146,6 @@ def test_no_compute_hides_twice_and_terms_add_up() -> None:
         assert float(found.iteration) == pytest.approx(
             float(whole + found.overhead + found.optimizer - found.hidden)
         )
-
-
-def test_an_array_hides_what_each_element_hides() -> None:
-    rates = np.array([1e9, 1e10, 1e11])
-    config = Layout(model=GPT, dp=4, zero=np.array([0, 1, 3]), global_batch=16, tp=2)
-    system = System(
-        peak_flops=1e14,
-        bandwidth=rates,
-        overlap={"dp": 1.0, "tp": np.array([0, 0.5, 1])},
-    )
-    every = estimate(config, system)
-    for at, zero in enumerate((0, 1, 3)):
-        one = replace(
-            system, bandwidth=rates[at], overlap={"dp": 1.0, "tp": (0, 0.5, 1)[at]}
-        )
-        alone = estimate(replace(config, zero=zero), one)
-        assert float(every.hidden[at]) == pytest.approx(float(alone.hidden))
 
 
 def test_kinds_without_a_window_do_not_overlap() -> None:

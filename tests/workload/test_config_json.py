@@ -147,7 +147,7 @@ def test_fields_that_change_the_size_are_read(
         ({**LLAMA, "hidden_size": "wide"}, "hidden_size"),
         ({**LLAMA, "hidden_size": -4}, "hidden_size"),
         ({**LLAMA, "num_attention_heads": 33}, "heads must divide hidden"),
-        ({**LLAMA, "model_type": "qwen3_moe"}, "moe_intermediate_size"),
+        ({**LLAMA, "model_type": "qwen3_moe"}, "num_experts"),
         ([1, 2], "model_type is one of"),
         ({**QWEN, "mlp_only_layers": [1, 5]}, "every n-th layer"),
         ({**QWEN, "mlp_only_layers": 3}, "are numbers"),

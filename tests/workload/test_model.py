@@ -87,7 +87,7 @@ def test_an_unsound_shape_is_refused_in_one_sentence(
     ("fields", "tp", "pp", "said"),
     [
         ({"kv_heads": 2}, 4, 1, "key and value heads, but there are 2 for tp 4"),
-        ({"ffn": 6}, 4, 1, "for tp 4 one is 6"),
+        ({"ffn": 6}, 4, 1, "there are 6 for tp 4"),
         (LATENT, 2, 1, "parameters that all heads share"),
         ({"qk_norm": True}, 2, 1, "parameters that all heads share"),
         (TWO, 1, 2, "the model has 2 encoder layers and pp is 2"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -25,8 +26,6 @@ from moetraffic.workload.presets import read_config
 
 MODEL_NAME = "gpt-1.3b"
 """The model of all verbs where none is named."""
-
-MODEL, LAYOUT, BATCH = "Model", "Parallelism", "Batch"
 
 Row = dict[str, Any]
 """Values of the given fields, by name: one of each."""
@@ -58,20 +57,67 @@ DEFAULTS = {name: value for part in FIELDS.values() for name, value in part.item
 COLUMN = {"zero": "zero_stage", "capacity_factor": "capacity"}
 """Columns of fields whose name has another meaning in tables."""
 
-FLAGS = {
-    "vocabulary": "--vocab",
-    "virtual": "--virtual-stages",
-}
+FLAGS = {"vocabulary": "--vocab", "virtual": "--virtual-stages"}
 """Options that have another name than their field."""
 
+HELP: Mapping[str, Mapping[str, str]] = {
+    "Model": {
+        "layers": "Layers.",
+        "hidden": "Hidden size.",
+        "heads": "Attention heads.",
+        "experts": "Experts of a layer; 0: dense.",
+        "k": "Experts of a token.",
+        "sequence": "Tokens of a sequence.",
+        "vocabulary": "Vocabulary size.",
+    },
+    "Parallelism": {
+        "pp": "Pipeline stages.",
+        "tp": "Tensor-parallel ranks of a layer.",
+        "dp": "Data-parallel ranks, those of --ep included.",
+        "ep": "Expert-parallel ranks.",
+        "etp": "Tensor-parallel ranks of an expert; as --tp.",
+        "cp": "Context-parallel ranks.",
+        "virtual": "Chunks of layers of a rank.",
+        "schedule": f"Schedule: {', '.join(SCHEDULES)}.",
+        "zero": "ZeRO stage: 0 to 3.",
+        "shard": "Replicas among which ZeRO shards (HSDP); all.",
+        "sequence_parallel": "Megatron's sequence parallelism.",
+        "recompute": f"Recomputation: {', '.join(RECOMPUTE)}.",
+        "dispatcher": f"Dispatch: {', '.join(DISPATCHERS)}.",
+        "gpus_per_node": "GPUs of a node.",
+    },
+    "Batch": {
+        "micro_batch": "Sequences of a replica in a pass.",
+        "global_batch": "Sequences of an iteration.",
+    },
+}
+"""Fields that have an option of their own: its help, by panel."""
 
-OPTIONS = (
-    *("layers", "hidden", "heads", "experts", "k", "sequence", "vocabulary"),
-    *("pp", "tp", "dp", "ep", "etp", "cp", "virtual", "schedule", "zero", "shard"),
-    *("sequence_parallel", "recompute", "dispatcher", "gpus_per_node"),
-    *("micro_batch", "global_batch"),
-)
-"""Fields that have an option of their own."""
+
+def spelled(name: str) -> str:
+    """Return the option that gives a field."""
+    options = {option for texts in HELP.values() for option in texts}
+    if name in DEFAULTS and name not in options:
+        return f"--set {name}"
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+OPTIONS: Mapping[str, Parameter] = {
+    name: Parameter(
+        name,
+        Parameter.KEYWORD_ONLY,
+        default=Option(
+            False if name == "sequence_parallel" else None,
+            spelled(name),
+            help=help,
+            rich_help_panel=panel,
+        ),
+        annotation=bool if name == "sequence_parallel" else str | None,
+    )
+    for panel, texts in HELP.items()
+    for name, help in texts.items()
+}
+"""Options of model and layout, for ``takes``; each takes a list of values."""
 
 
 def _list_fields(asked: bool) -> None:
@@ -87,46 +133,19 @@ def _list_fields(asked: bool) -> None:
         raise typer.Exit
 
 
-def _option(help: str, *names: str, panel: str = LAYOUT) -> Any:
-    return Option(*names, help=help, rich_help_panel=panel)
-
-
 Model = Annotated[
     str,
-    _option(
-        "Model preset (moetraffic models lists them), or the config.json of a "
+    Option(
+        help="Model preset (moetraffic models lists them), or the config.json of a "
         "HuggingFace model.",
-        panel=MODEL,
+        rich_help_panel="Model",
     ),
 ]
-List: TypeAlias = str | None
-Layers = Annotated[List, _option("Layers.", panel=MODEL)]
-Hidden = Annotated[List, _option("Hidden size.", panel=MODEL)]
-Heads = Annotated[List, _option("Attention heads.", panel=MODEL)]
-Experts = Annotated[List, _option("Experts of a layer; 0: dense.", panel=MODEL)]
-K = Annotated[List, _option("Experts of a token.", panel=MODEL)]
-Tokens = Annotated[List, _option("Tokens of a sequence.", panel=MODEL)]
-Vocabulary = Annotated[List, _option("Vocabulary size.", "--vocab", panel=MODEL)]
-Pp = Annotated[List, _option("Pipeline stages.")]
-Tp = Annotated[List, _option("Tensor-parallel ranks of a layer.")]
-Dp = Annotated[List, _option("Data-parallel ranks, those of --ep included.")]
-Ep = Annotated[List, _option("Expert-parallel ranks.")]
-Etp = Annotated[List, _option("Tensor-parallel ranks of an expert; as --tp.")]
-Cp = Annotated[List, _option("Context-parallel ranks.")]
-Virtual = Annotated[List, _option("Chunks of layers of a rank.", "--virtual-stages")]
-Schedule = Annotated[List, _option(f"Schedule: {', '.join(SCHEDULES)}.")]
-Zero = Annotated[List, _option("ZeRO stage: 0 to 3.")]
-Shard = Annotated[List, _option("Replicas among which ZeRO shards (HSDP); all.")]
-SequenceParallel = Annotated[
-    bool, _option("Megatron's sequence parallelism.", "--sequence-parallel")
-]
-Recompute = Annotated[List, _option(f"Recomputation: {', '.join(RECOMPUTE)}.")]
-Dispatcher = Annotated[List, _option(f"Dispatch: {', '.join(DISPATCHERS)}.")]
-GpusPerNode = Annotated[List, _option("GPUs of a node.")]
-MicroBatch = Annotated[List, _option("Sequences of a replica in a pass.", panel=BATCH)]
-GlobalBatch = Annotated[List, _option("Sequences of an iteration.", panel=BATCH)]
 ImbalanceFrom = Annotated[
-    Path | None, _option("Trace whose load at --ep ranks is taken.")
+    Path | None,
+    Option(
+        help="Trace whose load at --ep ranks is taken.", rich_help_panel="Parallelism"
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -141,13 +160,6 @@ HelpFields = Annotated[
         is_eager=True,
     ),
 ]
-
-
-def spelled(name: str) -> str:
-    """Return the option that gives a field."""
-    if name in DEFAULTS and name not in OPTIONS:
-        return f"--set {name}"
-    return FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def given(

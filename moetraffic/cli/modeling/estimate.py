@@ -14,7 +14,7 @@ from moetraffic.cli.show import AllTables, AsJson, Force, Only, Output, show
 from moetraffic.errors import LayoutError
 from moetraffic.files import validate_outputs
 from moetraffic.patterns import Layout, ModelShape
-from moetraffic.report.console.options import Plot, option, positive_numbers
+from moetraffic.report.console.options import Plot, option, positive_numbers, takes
 from moetraffic.result import Result
 from moetraffic.spelling import check_choice
 from moetraffic.timemodel import (
@@ -43,32 +43,10 @@ OF_THE_GPUS = ("pp", "tp", "dp", "cp")
 """Factors of the number of GPUs: --best keeps those beside --gpus."""
 
 
+@takes(chosen=o.OPTIONS)
 def estimate(
     ctx: typer.Context,
     model: o.Model = o.MODEL_NAME,
-    layers: o.Layers = None,
-    hidden: o.Hidden = None,
-    heads: o.Heads = None,
-    experts: o.Experts = None,
-    k: o.K = None,
-    sequence: o.Tokens = None,
-    vocabulary: o.Vocabulary = None,
-    pp: o.Pp = None,
-    tp: o.Tp = None,
-    dp: o.Dp = None,
-    ep: o.Ep = None,
-    etp: o.Etp = None,
-    cp: o.Cp = None,
-    virtual: o.Virtual = None,
-    schedule: o.Schedule = None,
-    zero: o.Zero = None,
-    shard: o.Shard = None,
-    sequence_parallel: o.SequenceParallel = False,
-    recompute: o.Recompute = None,
-    dispatcher: o.Dispatcher = None,
-    gpus_per_node: o.GpusPerNode = None,
-    micro_batch: o.MicroBatch = None,
-    global_batch: o.GlobalBatch = None,
     imbalance_from: o.ImbalanceFrom = None,
     settings: o.Set = None,
     help_fields: o.HelpFields = False,
@@ -113,6 +91,8 @@ def estimate(
     as_json: AsJson = False,
     output: Output = None,
     force: Force = False,
+    *,
+    chosen: dict[str, Any],
 ) -> None:
     """Estimate the time of an iteration, of several layouts, or the best layout.
 
@@ -121,7 +101,7 @@ def estimate(
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
     validate_outputs((plot,), (calibrate, imbalance_from, project), force=force)
-    chosen = o.given(ctx.params, settings)
+    chosen = o.given(chosen, settings)
     systems = {"platform": platform, "gpu": gpu, "nic": nic, "protocol": protocol}
     chosen |= {name: o.parts(text) for name, text in systems.items() if text}
     if bandwidth:

@@ -5,28 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-import typer
 from typer import Argument
 
 from moetraffic.cli.show import AllTables, AsJson, Force, Only, Output, show
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import PRESETS, Preset, preset
-from moetraffic.patterns.bandwidth import Platform, Protocol, platforms, protocols
+from moetraffic.patterns.bandwidth import published_systems
+from moetraffic.report.console.options import takes
 from moetraffic.result import Result
 from moetraffic.units import short_count
 
 from . import choices as o
 
+SIZES = ("layers", "hidden", "heads", "experts", "k", "sequence")
 
+
+@takes(sizes={name: o.OPTIONS[name] for name in SIZES})
 def models(
-    ctx: typer.Context,
     name: Annotated[str, Argument(help="Preset to show with all its fields.")] = "",
-    layers: o.Layers = None,
-    hidden: o.Hidden = None,
-    heads: o.Heads = None,
-    experts: o.Experts = None,
-    k: o.K = None,
-    sequence: o.Tokens = None,
     settings: o.Set = None,
     help_fields: o.HelpFields = False,
     tables: AllTables = False,
@@ -34,12 +30,14 @@ def models(
     as_json: AsJson = False,
     output: Output = None,
     force: Force = False,
+    *,
+    sizes: dict[str, Any],
 ) -> None:
     """List the model presets, or show one with all its fields, or with other sizes.
 
     Example: moetraffic models mixtral-8x7b
     """
-    chosen = o.given(ctx.params, settings)
+    chosen = o.given(sizes, settings)
     if chosen and not name:
         raise LayoutError("sizes are of one model, but none is named: name it")
     rows = o.combinations({"model": [name], **chosen}) if name else []
@@ -79,8 +77,15 @@ def listed(found: list[Preset]) -> Result:
         f"{short_count(max(sizes))} parameters, {sparse} of them mixtures of experts",
         tables={
             "models": [facts(one) for one in found],
-            "platforms": [systems(p) for p in platforms().values()],
-            "protocols": [systems(p) for p in protocols().values()],
+            "platforms": [*published_systems("platforms").values()],
+            "protocols": [
+                {
+                    "platform": name,
+                    **{rate: row[rate] for rate in ("link_gbps", "achieved_gbps")},
+                    "origin": row["source"],
+                }
+                for name, row in published_systems("protocols").items()
+            ],
         },
         screen=("models",),
         verdict=(
@@ -88,13 +93,6 @@ def listed(found: list[Preset]) -> Result:
             "Systems of estimate --platform: --only platforms.",
         ),
     )
-
-
-def systems(found: Platform | Protocol) -> dict[str, Any]:
-    """Return the published properties of a system or protocol."""
-    row = {"platform": found.name, **asdict(found)}
-    row["origin"] = row.pop("source", None)
-    return {name: value for name, value in row.items() if name != "name"}
 
 
 def described(found: Preset) -> Result:

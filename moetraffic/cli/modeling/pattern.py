@@ -22,7 +22,7 @@ from moetraffic.patterns import (
     trained_pattern,
 )
 from moetraffic.patterns.collectives import ALGORITHMS
-from moetraffic.report.console.options import Plot, option
+from moetraffic.report.console.options import Plot, option, takes
 from moetraffic.report.write import SUFFIXES
 from moetraffic.spelling import check_choice
 
@@ -45,32 +45,10 @@ Inputs = tuple[ModelShape, Layout, Gating, tuple[Any, ...]]
 """Model, layout, routing and shares of the ranks."""
 
 
+@takes(chosen=o.OPTIONS)
 def pattern(
     ctx: typer.Context,
     model: o.Model = o.MODEL_NAME,
-    layers: o.Layers = None,
-    hidden: o.Hidden = None,
-    heads: o.Heads = None,
-    experts: o.Experts = None,
-    k: o.K = None,
-    sequence: o.Tokens = None,
-    vocabulary: o.Vocabulary = None,
-    pp: o.Pp = None,
-    tp: o.Tp = None,
-    dp: o.Dp = None,
-    ep: o.Ep = None,
-    etp: o.Etp = None,
-    cp: o.Cp = None,
-    virtual: o.Virtual = None,
-    schedule: o.Schedule = None,
-    zero: o.Zero = None,
-    shard: o.Shard = None,
-    sequence_parallel: o.SequenceParallel = False,
-    recompute: o.Recompute = None,
-    dispatcher: o.Dispatcher = None,
-    gpus_per_node: o.GpusPerNode = None,
-    micro_batch: o.MicroBatch = None,
-    global_batch: o.GlobalBatch = None,
     imbalance_from: o.ImbalanceFrom = None,
     settings: o.Set = None,
     help_fields: o.HelpFields = False,
@@ -86,6 +64,8 @@ def pattern(
     only: Only = None,
     as_json: AsJson = False,
     force: Force = False,
+    *,
+    chosen: dict[str, Any],
 ) -> None:
     """Compute the collectives of an iteration: bytes, groups, order and matrices.
 
@@ -96,7 +76,7 @@ def pattern(
     validate_outputs((plot, output), (imbalance_from,), force=force)
     check_choice("--library", library, LIBRARIES, LayoutError)
     check_choice("--algorithm", algorithm, ALGORITHMS, LayoutError)
-    chosen = {"model": o.parts(model), **o.given(ctx.params, settings)}
+    chosen = {"model": o.parts(model), **o.given(chosen, settings)}
     if of_system := [name for name in chosen if o.PART.get(name) == "system"]:
         raise LayoutError(
             f"{', '.join(of_system)} is of a system, which estimate has: leave it out"

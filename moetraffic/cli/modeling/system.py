@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from moetraffic.patterns.bandwidth import (
     BandwidthTable,
     big_red_200,
     platform,
-    protocol,
+    protocol_share,
     read_table,
 )
 from moetraffic.report.console.options import named_values
@@ -108,39 +107,39 @@ def _of_gpu(gpu: Gpu, *, roofline: bool) -> dict[str, Any]:
 
 def _of_platform(name: str, by: str, *, roofline: bool) -> dict[str, Any]:
     """Return fields of a published platform; what its source lacks is left out."""
-    found = platform(name)
-    stated: dict[str, Any] = {
-        "peak_flops": found.peak_tflops * 1e12,
-        "memory_bytes": found.gpu_memory_gb * 1e9,
-        "memory_bytes_s": found.gpu_memory_gbs * 1e9,
+    row = platform(name)
+    stated = {
+        field: row[column] * unit
+        for field, column, unit in (
+            ("peak_flops", "peak_tflops", 1e12),
+            ("memory_bytes", "gpu_memory_gb", 1e9),
+            ("memory_bytes_s", "gpu_memory_gbs", 1e9),
+        )
+        if row[column] is not None
     }
-    stated = {field: value for field, value in stated.items() if isfinite(value)}
-    model = GPUS.get(found.gpu)
+    model = GPUS.get(row["gpu"])
     if model is None and roofline:
         raise LayoutError(
             f"the roofline of {', '.join(GPUS)} is known, but {name} has "
-            f"{found.gpu or 'GPUs that its source does not name'}: give "
+            f"{row['gpu'] or 'GPUs that its source does not name'}: give "
             "--set utilization=0.4, or --gpu in place of --platform"
         )
     values: dict[str, Any] = {"gpu": None, **stated}
     if model is not None:
         values = _of_gpu(replace(model, **stated), roofline=roofline)
-    inside = found.p2p_bytes_s
-    if not isfinite(inside) and model is not None:
-        inside = model.inside_bytes_s
-    if found.gpus_per_node and isfinite(inside) and isfinite(found.nic_bytes_s):
+    inside = model.inside_bytes_s if model else 0.0
+    inside = row["p2p_gbs"] * 1e9 if row["p2p_gbs"] else inside
+    if row["gpus_per_node"] and inside and row["nic_gbps_per_node"]:
+        nominal = row["nic_gbps_per_node"] * 1e9 / 8
         links = NodeLinks.nominal(
-            gpus=found.gpus_per_node,
-            inside_bytes_s=inside,
-            nic_bytes_s=found.nic_bytes_s,
+            gpus=int(row["gpus_per_node"]), inside_bytes_s=inside, nic_bytes_s=nominal
         )
         if by:
-            share = protocol(by).efficiency
-            links = replace(links, nic_bytes_s=share * found.nic_bytes_s)
+            links = replace(links, nic_bytes_s=protocol_share(by) * nominal)
         values["bandwidth"] = links
     elif name == BIG_RED_200:
         values["bandwidth"] = MeasuredLinks(
-            table=big_red_200(), gpus=found.gpus_per_node
+            table=big_red_200(), gpus=int(row["gpus_per_node"])
         )
     if "peak_flops" not in values:
         raise LayoutError(
@@ -153,7 +152,9 @@ def _of_platform(name: str, by: str, *, roofline: bool) -> dict[str, Any]:
 def fused(row: Row) -> bool:
     """Whether attention is usually fused: on all known GPUs but the oldest ones."""
     name = row.get("platform", "")
-    gpu = platform(name).gpu if name and not is_table(name) else row.get("gpu", "A100")
+    gpu = (
+        platform(name)["gpu"] if name and not is_table(name) else row.get("gpu", "A100")
+    )
     return gpu in GPUS and GPUS[gpu].fused_attention
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from moetraffic.patterns.bandwidth import (
     USABLE,
     BandwidthTable,
-    Curve,
     big_red_200,
     read_table,
 )
@@ -80,9 +79,7 @@ def show_bandwidth(
         time_s, busbw_gbs = float(answer.time_s), float(answer.bytes_s) / 1e9
         how = "estimated beyond the measured range"
         if answer.inside:
-            how = "between measurements"
-        if _measured(measured, collective, ranks, size, span):
-            how = "measured"
+            how = "by measurements of these and other sizes"
         data |= {"collective": collective, "ranks": ranks, "size_bytes": size}
         data |= {"time_us": time_s * 1e6, "busbw_gbs": busbw_gbs, "estimate": how}
         sentences.insert(
@@ -112,15 +109,3 @@ def fit_sentences(rows: list[dict[str, Any]]) -> Iterator[str]:
         + f"; {poor} of {len(errors)} are not usable" * bool(poor)
         + "."
     )
-
-
-def _measured(
-    table: BandwidthTable, collective: str, ranks: int, size: int, span: int | None
-) -> bool:
-    curves: list[Curve] = [
-        curve
-        for (name, _, _, hosts), several in table.curves.items()
-        for curve in several
-        if name == collective and span in (None, hosts) and curve.ranks == ranks
-    ]
-    return any(size in curve.size for curve in curves)
