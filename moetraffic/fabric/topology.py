@@ -37,11 +37,11 @@ NVLINK_4 = 450e9
 """NVLink 4 bytes/s per direction and GPU (NVIDIA H100: 900 GB/s bidirectional)."""
 
 
-def at_least(least: int, value: int, name: str) -> None:
-    """Raise an error if a count is below a minimum."""
-    if value < least:
+def at_least(least: float, value: float, name: str) -> None:
+    """Raise an error if a value is below a minimum or not finite."""
+    if not least <= value < float("inf"):
         raise FabricError(
-            f"{name} must be at least {least}, but is {value}: give a larger number"
+            f"{name} must be at least {least} and finite, but is {value}: correct it"
         )
 
 
@@ -51,12 +51,6 @@ def positive(value: float, name: str) -> None:
         raise FabricError(
             f"{name} is positive and finite, but is {value}: give a number above 0"
         )
-
-
-def not_negative(value: float, name: str) -> None:
-    """Raise an error if a value is negative or not finite."""
-    if not 0 <= value < float("inf"):
-        raise FabricError(f"{name} is 0 or more and finite, but is {value}: correct it")
 
 
 @dataclass(frozen=True, kw_only=True)
