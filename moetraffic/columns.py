@@ -578,7 +578,7 @@ COLUMNS: dict[str, Column] = {
     "over_bound": Column(
         "over bound", ".3g", "", "float64", "sum of times over sum of lower bounds"
     ),
-    "over_bound_interval": Column("95% CI", ".3g", "", "float64", "of the ratio"),
+    "over_bound_interval": Column("CI of over bound", ".3g", "", "float64", "95%"),
     "regret": Column(
         "cost of forecast",
         ".1%",
@@ -586,11 +586,13 @@ COLUMNS: dict[str, Column] = {
         "float64",
         "time over that of the same policy with the true traffic, minus 1",
     ),
-    "regret_interval": Column("95% CI", ".1%", "share", "float64", "of the cost"),
+    "regret_interval": Column("CI of cost", ".1%", "share", "float64", "95%"),
     "over_fastest": Column(
         "over fastest", ".1%", "share", "float64", "more time than the fastest policy"
     ),
-    "over_fastest_interval": Column("95% CI", ".1%", "share", "float64", "paired"),
+    "over_fastest_interval": Column(
+        "CI of over fastest", ".1%", "share", "float64", "95%, paired"
+    ),
     "served_share": Column(
         "served share", ".1%", "share", "float64", "bytes that the plan itself carries"
     ),

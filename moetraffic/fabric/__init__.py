@@ -10,7 +10,7 @@ from .builders import (
     torus,
 )
 from .circuits import Decomposition, coverage, decompose, stuffing, terms_for
-from .collisions import collisions, expected_max_load, no_collision
+from .collisions import collisions, expected_max_load
 from .loads import (
     bounds,
     cut_bounds,
@@ -24,7 +24,7 @@ from .loads import (
 from .named import load_fabric, other_rates
 from .routing import ROUTINGS, Routes, route
 from .shifts import Job, compatibility, score, unify
-from .topology import Cut, Hosts, Network, block, explicit, nic_name, strided
+from .topology import Cut, Hosts, Network, explicit, nic_name, placed
 
 __all__ = [
     "ROUTINGS",
@@ -35,7 +35,6 @@ __all__ = [
     "Network",
     "Routes",
     "assess",
-    "block",
     "bounds",
     "collisions",
     "compare",
@@ -54,15 +53,14 @@ __all__ = [
     "link_times",
     "load_fabric",
     "nic_name",
-    "no_collision",
     "other_rates",
+    "placed",
     "port_bound",
     "rail_optimized",
     "route",
     "routing_bound",
     "score",
     "single_switch",
-    "strided",
     "stuffing",
     "terms_for",
     "torus",

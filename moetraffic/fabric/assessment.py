@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Bool, Float64
+from moetraffic.arrays import Float64
 from moetraffic.errors import FabricError
 from moetraffic.result import Result
 from moetraffic.units import bit_rate, byte_size, duration, three_digits
@@ -91,61 +91,50 @@ def assess(
     routes = route(network, routing=routing, seed=seed, flows=flows)
     loads = link_loads(routes, stack)
     times = link_times(network, loads)
-    slowest = times.max(axis=1)
+    slowest, mean = times.max(axis=1), times.mean(axis=0)
     even = transfer_seconds(route(network, routing="ideal"), stack)
     host = network.host_of_rank
     between = np.where(host[:, None] != host, stack, 0).sum(axis=(1, 2)).astype(float)
-    limits = {bound: limit_times(network, stack, bound) for bound in network.limits}
+    # Step 1: bounds, by what they hold for.
+    limits = {
+        bound: limit_times(network, stack, bound)
+        for bound in ("port", "rank", *(f"cut {family}" for family in network.cuts))
+    }
     bounds = {bound: each.max(axis=1, initial=0.0) for bound, each in limits.items()}
-    classes = {SAME_NICS: bounds, ANY_FORWARDING: {**bounds, "port": bounds["rank"]}}
-    largest = {held: np.max([*b.values()], axis=0) for held, b in classes.items()}
+    where = {bound: _where(network, bound, each) for bound, each in limits.items()}
+    free = {bound: times_s for bound, times_s in bounds.items() if bound != "port"}
+    forwarded = np.max([*free.values()], axis=0)
+    same_nics = np.maximum(forwarded, bounds["port"])
+    # Step 2: rows of the first screen.
     rows = [_row("slowest link", slowest, _slowest_links(network, times))]
     if not np.allclose(even, slowest, rtol=_SAME):
         rows.append(_row("even split", even, EVEN))
-    if not np.allclose(largest[SAME_NICS], largest[ANY_FORWARDING], rtol=1e-9):
-        port = f"port of a rank, {SAME_NICS}"
-        rows.append(_row("bound of the same NICs", largest[SAME_NICS], port))
-    free = {bound: b for bound, b in bounds.items() if bound != "port"}
+    if not np.allclose(same_nics, forwarded, rtol=1e-9):
+        port = f"{where['port']}, {SAME_NICS}"
+        rows.append(_row("bound of the same NICs", same_nics, port))
     binding = max(reversed(free), key=lambda bound: float(free[bound].mean()))
-    where = _where(network, binding, limits[binding])
-    rows.append(_row("lower bound", largest[ANY_FORWARDING], where))
+    rows.append(_row("lower bound", forwarded, where[binding]))
     for part, among in network.parts.items():
         longest = times[:, among].max(axis=1, initial=0.0)
         if 0 < longest.mean() < (1 - _SAME) * slowest.mean():
             links = _slowest_links(network, np.where(among, times, 0))
             rows.append(_row(PARTS[part], longest, links))
-    mean = times.mean(axis=0)
     order = [link for link in np.argsort(-mean, kind="stable")[:hot] if mean[link] > 0]
     sets = _collisions(routes, stack, mean) if routing == "ecmp" else []
     failed = failures(routes, stack, fail, seed=seed, flows=flows)
-    at_one, ratio = None, uplink_ratios(network)[network.between_switches]
-    if len(ratio) and np.allclose(ratio, ratio.max()):
-        at_one = (times / uplink_ratios(network)).max(axis=1)
-    capacity = network.capacity
+    numbers = np.arange(len(stack)) if iterations is None else np.array(iterations)
     data = {
         "network": facts(network),
         "routing": routing,
         "hash_seed": seed if routing == "ecmp" else None,
-        "iterations": np.arange(len(stack)) if iterations is None else [*iterations],
+        "iterations": numbers,
         "bytes_between_hosts": between,
         "bottleneck_s": slowest,
         "even_split_s": even,
-        "same_nics_bound_s": largest[SAME_NICS],
-        "any_forwarding_bound_s": largest[ANY_FORWARDING],
+        "same_nics_bound_s": same_nics,
+        "any_forwarding_bound_s": forwarded,
         "bounds_s": bounds,
-        "oversubscription": float(ratio.max()) if at_one is not None else None,
-        "one_to_one_s": at_one,
     }
-
-    def all_loads() -> Mapping[str, Any]:
-        return {
-            "iteration": np.repeat(data["iterations"], len(capacity)),
-            "link": list(network.links) * len(stack),
-            "bytes": loads.ravel(),
-            "capacity_bytes_s": np.tile(capacity, len(stack)),
-            "time_s": times.ravel(),
-        }
-
     how = {"ecmp": f"ECMP (seed {seed})", "ideal": EVEN}.get(routing, "shortest paths")
     return Result(
         verb="fabric",
@@ -158,14 +147,14 @@ def assess(
                 {
                     "bound": bound,
                     "holds_for": SAME_NICS if bound == "port" else ANY_FORWARDING,
-                    **_row("", bounds[bound], _where(network, bound, each)),
+                    **_row("", bounds[bound], where[bound]),
                 }
-                for bound, each in limits.items()
+                for bound in bounds
             ],
             "links": [
                 {
                     "link": network.links[link],
-                    "capacity_bytes_s": float(capacity[link]),
+                    "capacity_bytes_s": float(network.capacity[link]),
                     "mean_bytes": float(loads[:, link].mean()),
                     "mean_s": float(mean[link]),
                     "max_s": float(times[:, link].max()),
@@ -174,7 +163,13 @@ def assess(
                 for link in order
             ],
             "collisions": sets,
-            "loads": all_loads,
+            "loads": lambda: {
+                "iteration": np.repeat(numbers, len(network.capacity)),
+                "link": list(network.links) * len(stack),
+                "bytes": loads.ravel(),
+                "capacity_bytes_s": np.tile(network.capacity, len(stack)),
+                "time_s": times.ravel(),
+            },
         },
         screen=("times", "failures") if fail else ("times",),
         captions={
@@ -250,22 +245,10 @@ def failures(
 ) -> list[dict[str, Any]]:
     """Compute what the failure of one cable at a time costs, the worst first.
 
-    Parameters
-    ----------
-    routes
-        Of the intact network.
-    matrices
-        ``[n, W, W]`` bytes.
-    links
-        Names; ``each``: all cables between switches.
-    seed, flows
-        As in :func:`moetraffic.fabric.route`.
-
-    Returns
-    -------
-    list of dict
-        ``failed``, ``mean_s`` of the slowest link, ``over_intact`` and the ``link``
-        that is the slowest in most matrices; NaN and "" if ranks are cut off.
+    ``links`` are names, or ``each`` for all cables between switches, of the intact
+    network of ``routes``; ``matrices`` are ``[n, W, W]`` bytes.  Rows have ``failed``,
+    ``mean_s`` of the slowest link, ``over_intact`` and the ``link`` that is the slowest
+    in most matrices; NaN and "" if ranks are cut off.
     """
     network, cables = routes.network, set[tuple[int, ...]]()
     for name in links:
@@ -274,43 +257,22 @@ def failures(
             ends = int(network.head[link]), int(network.tail[link])
             back = network.number_of.get(ends, link)
             cables.add(tuple(sorted({link, back})))
+    intact = float(transfer_seconds(routes, matrices).mean())
     rows = []
     for cable in sorted(cables):
-        row: dict[str, Any] = {"failed": min(network.links[link] for link in cable)}
         without = network.failed(cable)
+        row: dict[str, Any] = {"failed": min(network.links[link] for link in cable)}
+        row |= {"mean_s": np.nan, "over_intact": np.nan, "link": ""}
         try:
             rerouted = route(without, routing=routes.routing, seed=seed, flows=flows)
+            times = link_times(without, link_loads(rerouted, matrices))
+            row["mean_s"] = float(times.max(axis=1).mean())
+            row["over_intact"] = row["mean_s"] / intact if intact else np.nan
+            row["link"] = _slowest_links(without, times)
         except FabricError:  # no path is left
-            rows.append({**row, "mean_s": np.nan, "over_intact": np.nan, "link": ""})
-            continue
-        times = link_times(without, link_loads(rerouted, matrices))
-        row["mean_s"] = float(times.max(axis=1).mean())
-        intact = float(transfer_seconds(routes, matrices).mean())
-        row["over_intact"] = row["mean_s"] / intact if intact else np.nan
-        rows.append({**row, "link": _slowest_links(without, times)})
+            pass
+        rows.append(row)
     return sorted(rows, key=lambda row: -np.nan_to_num(row["mean_s"], nan=np.inf))
-
-
-def uplink_ratios(network: Network) -> Float64:
-    """Capacity of a leaf's NICs over that of its uplinks, by uplink, ``[L]``.
-
-    A leaf is a switch with NICs, and its uplinks lead to switches without.  1 for
-    other links, and where the network has other than these two tiers.
-    """
-    tail, head, capacity = network.tail, network.head, network.capacity
-    between, nodes = network.between_switches, len(network.nodes)
-    leaf: Bool = np.zeros(nodes, bool)
-    leaf[head[network.at_nic]] = True
-    ratios = np.ones(len(capacity))
-    if (between & (leaf[tail] == leaf[head])).any():
-        return ratios
-    down = network.is_switch[tail] & ~network.is_switch[head]
-    for ends, nic_ends, at_nics in ((tail, head, network.at_nic), (head, tail, down)):
-        uplinks = between & leaf[ends]
-        above = np.bincount(ends[uplinks], capacity[uplinks], nodes)[ends[uplinks]]
-        below = np.bincount(nic_ends[at_nics], capacity[at_nics], nodes)
-        ratios[uplinks] = below[ends[uplinks]] / np.where(above > 0, above, 1)
-    return ratios
 
 
 def described(network: Network) -> str:
@@ -352,20 +314,14 @@ def _verdict(
     mean, bound = float(slowest.mean()), float(data["same_nics_bound_s"].mean())
     if not mean:
         return []
-    parts = {
-        part: int(np.isclose(times[:, of].max(axis=1, initial=0.0), slowest).sum())
-        for part, of in network.parts.items()
+    limiting = {
+        part: int(np.isclose(times[:, among].max(axis=1, initial=0.0), slowest).sum())
+        for part, among in network.parts.items()
     }
-    part = max(reversed(parts), key=lambda name: parts[name])
-    often = f" in {parts[part]} of {len(times)} iterations"
+    part = max(reversed(limiting), key=lambda name: limiting[name])
     text = "NICs limit" if part.startswith("NICs") else f"Links {part} limit"
-    text += often * (parts[part] < len(times))
-    ratio, at_one = data["oversubscription"], data["one_to_one_s"]
-    if ratio is not None and abs(ratio - 1) > 1e-9:
-        more = float(slowest.sum() / at_one.sum()) - 1
-        takes = f"takes {more:.0%} longer than" if more > _SAME else "takes as long as"
-        text += f"; {ratio:.4g}:1 {takes} 1:1 with the same paths"
-    sentences = [f"{text}."]
+    often = f" in {limiting[part]} of {len(times)} iterations"
+    sentences = [f"{text}{often * (limiting[part] < len(times))}."]
     over = f"{three_digits(mean / bound)} times the lower bound of {SAME_NICS}"
     sentences.append(
         "No routing between the same NICs is faster."
@@ -455,11 +411,11 @@ def compare(results: Mapping[float, Result]) -> Result:
         notes.append("a ratio changes the number of spines; --spines fixes it")
 
     def loads() -> Any:
-        import pandas
+        import pandas as pd
 
         frames = {ratio: result.frame("loads") for ratio, result in results.items()}
-        every = pandas.concat(frames, names=["oversubscription"])
-        return every.reset_index(level=0).reset_index(drop=True)
+        whole = pd.concat(frames, names=["oversubscription"])
+        return whole.reset_index(level=0).reset_index(drop=True)
 
     return Result(
         verb="fabric",

@@ -16,11 +16,12 @@ most ``a h + 1`` groups; a minimal path is local, global, local.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from math import prod
 
 import networkx as nx
+import numpy as np
 
 from moetraffic.errors import FabricError
 
@@ -34,12 +35,6 @@ def _cable(graph: nx.Graph, one: str, other: str, rate: float, cost: int = 1) ->
     """Add a cable; capacities of parallel cables add up."""
     had = graph.get_edge_data(one, other, {}).get("capacity", 0)
     graph.add_edge(one, other, capacity=had + rate, cost=cost)
-
-
-def _attach(graph: nx.Graph, hosts: Hosts, some: Iterable[int], switch: str) -> None:
-    """Connect all NICs of some hosts to one switch."""
-    for host, nic in product(some, range(hosts.nics)):
-        _cable(graph, nic_name(host, nic), switch, hosts.nic_bytes_s)
 
 
 def _half(what: str, number: int, size: int, switches: Sequence[str] = ()) -> list[Cut]:
@@ -63,7 +58,8 @@ def _half(what: str, number: int, size: int, switches: Sequence[str] = ()) -> li
 def single_switch(hosts: Hosts) -> Network:
     """Build a network with all NICs on one non-blocking switch."""
     graph = nx.Graph()
-    _attach(graph, hosts, range(hosts.number), "switch")
+    for nic in product(range(hosts.number), range(hosts.nics)):
+        _cable(graph, nic_name(*nic), "switch", hosts.nic_bytes_s)
     cuts = {"bisection": _half("host", hosts.number, 1)}
     return Network.from_graph(graph, hosts=hosts, name="single switch", cuts=cuts)
 
@@ -83,18 +79,19 @@ def leaf_spine(
         If the hosts do not divide evenly among leaves, or a size is impossible.
     """
     size = _share(hosts, leaves, "leaves")
-    down = size * hosts.nics * hosts.nic_bytes_s
-    graph, spine = _spines(down, hosts, oversubscription, spines)
-    names = [f"leaf{number}" for number in range(leaves)]
-    cuts = []
-    for number, leaf in enumerate(names):
-        some = range(number * size, (number + 1) * size)
-        _attach(graph, hosts, some, leaf)
-        _uplinks(graph, leaf, spine, down / oversubscription)
-        cuts.append(Cut(name=leaf, hosts=some, switches=[leaf]))
-    half = _half("leaf", leaves, size, names[: leaves // 2])
+    below = {
+        f"leaf{leaf}": list(
+            product(range(leaf * size, (leaf + 1) * size), range(hosts.nics))
+        )
+        for leaf in range(leaves)
+    }
+    half = _half("leaf", leaves, size, [*below][: leaves // 2])
+    cuts = [
+        Cut(name=leaf, hosts=sorted({h for h, _ in nics}), switches=[leaf])
+        for leaf, nics in below.items()
+    ]
     return Network.from_graph(
-        graph,
+        _two_tiers(below, hosts.nic_bytes_s, oversubscription, spines),
         hosts=hosts,
         name=f"leaf-spine {oversubscription:g}:1",
         cuts={"leaf": cuts, "bisection": half or _half("host", hosts.number, 1)},
@@ -116,28 +113,58 @@ def rail_optimized(
     different rails crosses the spines.
     """
     size = _share(hosts, pods, "pods")
-    down = size * hosts.nic_bytes_s
-    graph, spine = _spines(down, hosts, oversubscription, spines)
-    cuts, below = [], list[str]()
+    below, cuts = {}, []
     for pod in range(pods):
-        some = range(pod * size, (pod + 1) * size)
-        before = f"pod{pod}." if pods > 1 else ""
-        rails = [f"{before}rail{rail}" for rail in range(hosts.nics)]
-        graph.add_nodes_from(rails)
+        members = range(pod * size, (pod + 1) * size)
+        prefix = f"pod{pod}." if pods > 1 else ""
+        rails = [f"{prefix}rail{nic}" for nic in range(hosts.nics)]
         for nic, rail in enumerate(rails):
-            for host in some:
-                _cable(graph, nic_name(host, nic), rail, hosts.nic_bytes_s)
-            _uplinks(graph, rail, spine, down / oversubscription)
-        cuts.append(Cut(name=f"pod{pod}", hosts=some, switches=rails))
-        below += rails * (pod < pods // 2)
-    half = _half("pod", pods, size, below) or _half("host", hosts.number, 1)
+            below[rail] = [(host, nic) for host in members]
+        cuts.append(Cut(name=f"pod{pod}", hosts=members, switches=rails))
+    half = _half("pod", pods, size, [*below][: pods // 2 * hosts.nics])
+    families = {
+        "pod": cuts if pods > 1 else [],
+        "bisection": half or _half("host", hosts.number, 1),
+    }
     return Network.from_graph(
-        graph,
+        _two_tiers(below, hosts.nic_bytes_s, oversubscription, spines),
         hosts=hosts,
         name=f"rail-optimized, {oversubscription:g}:1",
-        cuts={"pod": cuts if pods > 1 else [], "bisection": half},
+        cuts=families,
         forwarding=forwarding,
     )
+
+
+def _share(hosts: Hosts, parts: int, name: str) -> int:
+    """Return the number of hosts per part, or raise if they do not divide evenly."""
+    at_least(1, parts, f"number of {name} (--leaves)")
+    if hosts.number % parts:
+        raise FabricError(
+            f"{name} share the hosts evenly, but there are {hosts.number} hosts for "
+            f"{parts} {name}: choose a divisor of {hosts.number}, or fewer ranks a host"
+        )
+    return hosts.number // parts
+
+
+def _two_tiers(
+    below: Mapping[str, Sequence[tuple[int, int]]],
+    rate: float,
+    oversubscription: float,
+    spines: int,
+) -> nx.Graph:
+    """Connect the NICs of each leaf to it, and all leaves to all spines."""
+    positive(oversubscription, "oversubscription")
+    at_least(0, spines, "spines")
+    uplinks = len(next(iter(below.values()))) / oversubscription  # in NICs
+    number = spines or max(1, round(uplinks))
+    graph = nx.Graph()
+    graph.add_nodes_from(f"spine{spine}" for spine in range(number))
+    for leaf, nics in below.items():
+        for nic in nics:
+            _cable(graph, nic_name(*nic), leaf, rate)
+        for spine in range(number):
+            _cable(graph, leaf, f"spine{spine}", uplinks * rate / number)
+    return graph
 
 
 def fat_tree(hosts: Hosts, *, k: int) -> Network:
@@ -147,46 +174,41 @@ def fat_tree(hosts: Hosts, *, k: int) -> Network:
     switches for k^3/4 NICs, at full bisection.  Aggregation switch a of a pod reaches
     the cores a k/2 to (a + 1) k/2 - 1.  Hosts fill the edge switches one after another.
     """
-    half, ports, nics = k // 2, k**3 // 4, hosts.number * hosts.nics
+    half, places, nics = k // 2, k**3 // 4, hosts.number * hosts.nics
     if k < 2 or k % 2:
         raise FabricError(
             "a fat-tree's switches have an even number of ports, but k (--ports) is "
             f"{k}: give an even number of 2 or more"
         )
-    if nics > ports:
+    if nics > places:
         raise FabricError(
-            f"a fat-tree of {k}-port switches takes {ports} NICs, but there are "
+            f"a fat-tree of {k}-port switches takes {places} NICs, but there are "
             f"{nics}: choose a larger k (--ports)"
         )
     graph, rate = nx.Graph(), hosts.nic_bytes_s
-    kinds = ("edge", "agg")
-    switches = [
-        [f"pod{pod}.{kind}{at}" for kind in kinds for at in range(half)]
-        for pod in range(k)
-    ]
-    for pod in switches:
-        graph.add_nodes_from(pod)
-        for above, edge in product(pod[half:], pod[:half]):
+    edges = [[f"pod{p}.edge{n}" for n in range(half)] for p in range(k)]
+    aggs = [[f"pod{p}.agg{n}" for n in range(half)] for p in range(k)]
+    for pod in range(k):
+        graph.add_nodes_from(edges[pod] + aggs[pod])
+        for above, edge in product(aggs[pod], edges[pod]):
             _cable(graph, edge, above, rate)
-    for core, pod in product(range(half * half), switches):
-        _cable(graph, pod[half + core // half], f"core{core}", rate)
-    pods_of: list[set[int]] = [set() for _ in range(hosts.number)]
-    for number in range(nics):
-        host, nic = divmod(number, hosts.nics)
-        at = number // half // half
-        pods_of[host].add(at)
-        edge = switches[at][number // half % half]
-        _cable(graph, nic_name(host, nic), edge, rate)
+    for core, pod in product(range(half * half), range(k)):
+        _cable(graph, aggs[pod][core // half], f"core{core}", rate)
+    pod_of = np.arange(nics).reshape(-1, hosts.nics) // half // half  # [H, n]
+    for number, pod in enumerate(pod_of.ravel().tolist()):
+        edge = edges[pod][number // half % half]
+        _cable(graph, nic_name(*divmod(number, hosts.nics)), edge, rate)
     cuts = []
-    for at, pod in enumerate(switches):
-        some = [host for host, pods in enumerate(pods_of) if pods == {at}]
-        if some:
-            cuts.append(Cut(name=f"pod{at}", hosts=some, switches=pod))
+    for pod in range(k):
+        inside = np.flatnonzero((pod_of == pod).all(axis=1)).tolist()
+        if inside:
+            switches = edges[pod] + aggs[pod]
+            cuts.append(Cut(name=f"pod{pod}", hosts=inside, switches=switches))
     bisection = _half("host", hosts.number, 1)  # full, too, where hosts do not fill it
-    first = [host for host, pods in enumerate(pods_of) if max(pods) < half]
+    first = np.flatnonzero((pod_of < half).all(axis=1)).tolist()
     if 0 < len(first) < hosts.number:
-        below = [name for pod in switches[:half] for name in pod]
-        name = _half("pod", k, 1)[0].name
+        below = [name for pod in range(half) for name in edges[pod] + aggs[pod]]
+        (name,) = (cut.name for cut in _half("pod", k, 1))
         bisection.insert(0, Cut(name=name, hosts=first, switches=below))
     families = {"pod": cuts, "bisection": bisection}
     name = f"fat-tree, k = {k}"
@@ -206,26 +228,23 @@ def torus(hosts: Hosts, *, shape: Sequence[int]) -> Network:
             f"{prod(shape)} hosts, and there are {hosts.number}: choose lengths whose "
             f"product is {hosts.number}"
         )
-    router_at = {
-        place: "node" + ".".join(map(str, place))
-        for place in product(*map(range, shape))
-    }
-    routers = list(router_at.values())
+    places = list(product(*map(range, shape)))
+    router = {place: "node" + ".".join(map(str, place)) for place in places}
     degree = max(1, sum(min(length - 1, 2) for length in shape))
     graph = nx.Graph()
-    for host, nic in product(range(hosts.number), range(hosts.nics)):
+    for (host, place), nic in product(enumerate(places), range(hosts.nics)):
         rate = degree * hosts.nic_bytes_s
-        _cable(graph, routers[host], nic_name(host, nic), rate)
-    for (place, router), (axis, length) in product(router_at.items(), enumerate(shape)):
+        _cable(graph, router[place], nic_name(host, nic), rate)
+    for place, (axis, length) in product(places, enumerate(shape)):
         if length > 2 or (length == 2 and place[axis] == 0):
             ahead = (place[axis] + 1) % length
-            beyond = router_at[(*place[:axis], ahead, *place[axis + 1 :])]
-            _cable(graph, router, beyond, hosts.nic_bytes_s)
+            beyond = router[(*place[:axis], ahead, *place[axis + 1 :])]
+            _cable(graph, router[place], beyond, hosts.nic_bytes_s)
     cuts = []
     for axis, length in enumerate(shape):
-        inside = [h for h, place in enumerate(router_at) if place[axis] < length // 2]
+        inside = [h for h, place in enumerate(places) if place[axis] < length // 2]
         name = f"{'xyzuvw'[axis] if axis < 6 else axis} below {length // 2}"
-        below = [routers[host] for host in inside]
+        below = [router[places[host]] for host in inside]
         cuts += [Cut(name=name, hosts=inside, switches=below)] * bool(inside)
     families = {"bisection": cuts}
     return Network.from_graph(graph, hosts=hosts, name=f"torus {text}", cuts=families)
@@ -262,10 +281,10 @@ def dragonfly(
         )
     graph, rate, others = nx.Graph(), hosts.nic_bytes_s, groups - 1
     inside = [[f"group{g}.router{a}" for a in range(routers)] for g in range(groups)]
-    every = [router for members in inside for router in members]
-    graph.add_nodes_from(every)
-    for host in range(hosts.number):
-        _attach(graph, hosts, [host], every[host // hosts_a_router])
+    flat = [router for members in inside for router in members]
+    graph.add_nodes_from(flat)
+    for host, nic in product(range(hosts.number), range(hosts.nics)):
+        _cable(graph, nic_name(host, nic), flat[host // hosts_a_router], rate)
     for members in inside:
         for one, other in combinations(members, 2):
             _cable(graph, one, other, rate)
@@ -282,7 +301,7 @@ def dragonfly(
         Cut(name=f"group{g}", hosts=range(g * size, (g + 1) * size), switches=members)
         for g, members in enumerate(inside)
     ]
-    half = _half("group", groups, size, every[: groups // 2 * routers])
+    half = _half("group", groups, size, flat[: groups // 2 * routers])
     return Network.from_graph(
         graph,
         hosts=hosts,
@@ -290,36 +309,3 @@ def dragonfly(
         "hosts",
         cuts={"group": cuts, "bisection": half},
     )
-
-
-def _share(hosts: Hosts, parts: int, name: str) -> int:
-    """Return the number of hosts per part, or raise if they do not divide evenly."""
-    at_least(1, parts, f"number of {name} (--leaves)")
-    size, rest = divmod(hosts.number, parts)
-    if rest:
-        are, remedy = f"are {hosts.number} hosts", f"a divisor of {hosts.number}"
-        if hosts.number == 1:
-            are, remedy = "is 1 host", "1, or have fewer ranks on each of more hosts"
-        raise FabricError(
-            f"{name} share the hosts evenly, but there {are} for {parts} {name}: "
-            f"choose {remedy}"
-        )
-    return size
-
-
-def _spines(
-    down: float, hosts: Hosts, oversubscription: float, spines: int
-) -> tuple[nx.Graph, list[str]]:
-    """Begin with the spines: as many as given, or so that an uplink matches a NIC."""
-    positive(oversubscription, "oversubscription")
-    at_least(0, spines, "spines")
-    fitting = round(down / hosts.nic_bytes_s / oversubscription)
-    graph, names = nx.Graph(), [f"spine{n}" for n in range(spines or max(1, fitting))]
-    graph.add_nodes_from(names)
-    return graph, names
-
-
-def _uplinks(graph: nx.Graph, leaf: str, spine: Sequence[str], rate: float) -> None:
-    """Divide the capacity of a leaf's uplinks evenly over the spines."""
-    for other in spine:
-        _cable(graph, leaf, other, rate / len(spine))

@@ -67,15 +67,10 @@ class Decomposition:
 
 
 def stuffing(demand: npt.ArrayLike) -> Int64:
-    """Compute the slack matrix that raises all line sums to the largest one.
+    """Compute the slack ``[n, n]`` that raises all line sums to the largest one.
 
     As in QuickStuff, slack is added to nonzero entries first, the largest first; then
     to the diagonal, where a port only idles; then to any entry.
-
-    Parameters
-    ----------
-    demand
-        ``[n, n]`` integers, bytes.
 
     Examples
     --------

@@ -13,13 +13,12 @@ C. Hopps, RFC 2992 (2000).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import ceil, exp, lgamma, log
+from math import ceil
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
+from scipy.stats import poisson
 
 from moetraffic.arrays import Float64
 from moetraffic.errors import FabricError
@@ -28,19 +27,12 @@ from .loads import byte_matrices
 from .routing import Routes
 from .topology import at_least
 
+SMALL = 0.01
+"""Share of the largest flow's bytes below which a flow is not counted.
 
-def no_collision(flows: int, links: int) -> float:
-    """Compute the probability that no two flows share a link: ``n! / ((n - m)! n^m)``.
-
-    Examples
-    --------
-    >>> round(no_collision(8, 8), 8), no_collision(3, 2)
-    (0.00240326, 0.0)
-    """
-    _check_counts(flows, links)
-    if flows > links:
-        return 0.0
-    return exp(lgamma(links + 1) - lgamma(links - flows + 1) - flows * log(links))
+Before each exchange of tokens all ranks exchange their counts, of 8 bytes or so: these
+flows collide without any cost, and would hide how those with the bytes are spread.
+"""
 
 
 def max_load_at_most(flows: int, links: int, most: int) -> float:
@@ -56,24 +48,21 @@ def max_load_at_most(flows: int, links: int, most: int) -> float:
     >>> round(max_load_at_most(8, 8, 1), 8)
     0.00240326
     """
-    _check_counts(flows, links)
+    at_least(0, flows, "flows")
+    at_least(1, links, "links")
     if most >= flows:
         return 1.0
     if most * links < flows:
         return 0.0
-    mean = flows / links
-    load = np.arange(most + 1)
-    term = np.exp(load * log(mean) - mean - gammaln(load + 1))
     # n-fold convolution by repeated squaring, truncated at the m-th power of x
-    result, power, rest = np.ones(1), term, links
+    result, rest = np.ones(1), links
+    power: Float64 = poisson.pmf(np.arange(most + 1), flows / links)
     while rest:
         if rest & 1:
             result = np.convolve(result, power)[: flows + 1]
         power = np.convolve(power, power)[: flows + 1]
         rest >>= 1
-    at_m = result[flows] if len(result) > flows else 0.0
-    total = exp(flows * log(flows) - flows - lgamma(flows + 1))
-    return min(1.0, float(at_m) / total)
+    return min(1.0, float(result[flows] / poisson.pmf(flows, flows)))
 
 
 def expected_max_load(flows: int, links: int) -> float:
@@ -84,9 +73,8 @@ def expected_max_load(flows: int, links: int) -> float:
     >>> round(expected_max_load(8, 8), 5), expected_max_load(5, 1)
     (2.59723, 5.0)
     """
-    _check_counts(flows, links)
-    if not flows:
-        return 0.0
+    at_least(0, flows, "flows")
+    at_least(1, links, "links")
     least = ceil(flows / links)
     total = float(least)  # P(max > c) = 1 below it
     for most in range(least, flows):
@@ -95,14 +83,6 @@ def expected_max_load(flows: int, links: int) -> float:
         if above < 1e-12:
             break
     return total
-
-
-SMALL = 0.01
-"""Share of the largest flow's bytes below which a flow is not counted.
-
-Before each exchange of tokens all ranks exchange their counts, of 8 bytes or so: these
-flows collide without any cost, and would hide how those with the bytes are spread.
-"""
 
 
 def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[dict[str, Any]]:
@@ -121,8 +101,9 @@ def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[dict[str, Any]]:
     list of dict
         One per set of equal-cost links in use, the most uneven first: ``links``
         (numbers), and means over matrices of ``flows``, ``max_flows`` on one link,
-        ``expected_max_flows`` and ``no_collision`` (closed forms of random hashing),
-        and ``over_even``: bytes of the fullest link over the mean of the set.
+        ``expected_max_flows`` (of random hashing), ``no_collision`` (its probability
+        that no two flows share a link), and ``over_even``: bytes of the fullest link
+        over the mean of the set.
 
     Raises
     ------
@@ -149,28 +130,18 @@ def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[dict[str, Any]]:
         some = counts.sum(axis=1) > 0
         if not some.any():
             continue
-        flows = counts[some].sum(axis=1)
-        even = moved[some].mean(axis=1)
+        counts, moved = counts[some], moved[some]
+        flows, size = counts.sum(axis=1).astype(int), len(links)
+        expected = {m: expected_max_load(m, size) for m in {*flows.tolist()}}
+        apart = {m: max_load_at_most(m, size, 1) for m in expected}
         rows.append(
             {
                 "links": links,
                 "flows": float(flows.mean()),
-                "max_flows": float(counts[some].max(axis=1).mean()),
-                "expected_max_flows": _mean(expected_max_load, flows, len(links)),
-                "no_collision": _mean(no_collision, flows, len(links)),
-                "over_even": float((moved[some].max(axis=1) / even).mean()),
+                "max_flows": float(counts.max(axis=1).mean()),
+                "expected_max_flows": float(np.mean([expected[m] for m in flows])),
+                "no_collision": float(np.mean([apart[m] for m in flows])),
+                "over_even": float((moved.max(axis=1) / moved.mean(axis=1)).mean()),
             }
         )
     return sorted(rows, key=lambda row: -row["over_even"])
-
-
-def _mean(of: Callable[[int, int], float], flows: Float64, links: int) -> float:
-    """Average a function of (flows, links) over several numbers of flows."""
-    numbers, times = np.unique(flows.astype(np.int64), return_counts=True)
-    values = np.array([of(int(number), links) for number in numbers])
-    return float((values * times).sum() / times.sum())
-
-
-def _check_counts(flows: int, links: int) -> None:
-    at_least(0, flows, "flows")
-    at_least(1, links, "links")

@@ -25,10 +25,12 @@ uneven split or routing on longer paths may be.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array
 
 from moetraffic.arrays import Float64
 from moetraffic.errors import FabricError
@@ -36,8 +38,8 @@ from moetraffic.errors import FabricError
 from .routing import Routes
 from .topology import Network
 
-AT_ONCE = 1 << 25
-"""Matrix cells per block of a product, to bound memory."""
+AT_ONCE = 1 << 23
+"""Matrix cells per block of a computation, to bound memory."""
 
 
 def byte_matrices(matrices: npt.ArrayLike, ranks: int) -> npt.NDArray[np.generic]:
@@ -56,19 +58,12 @@ def byte_matrices(matrices: npt.ArrayLike, ranks: int) -> npt.NDArray[np.generic
     return given
 
 
-def _product(matrices: npt.ArrayLike, ranks: int, *factors: Any) -> Any:
-    """Multiply byte matrices, flattened, by sparse factors."""
-    given = byte_matrices(matrices, ranks)
-    stack = given.reshape(-1, ranks**2)
-    at_once = max(1, AT_ONCE // max(1, ranks**2))
-    blocks = []
-    for first in range(0, max(1, len(stack)), at_once):
-        block: Any = stack[first : first + at_once]
-        for factor in factors:
-            block = block @ factor
-        blocks.append(block)
-    product = np.concatenate(blocks)
-    return product[0] if given.ndim == 2 else product
+def _blocks(given: npt.NDArray[np.generic]) -> Iterator[npt.NDArray[Any]]:
+    """Yield blocks ``[b, W, W]`` of one or several matrices, at least one."""
+    stack = given.reshape(-1, *given.shape[-2:])
+    size = max(1, AT_ONCE // max(1, given.shape[-1] ** 2))
+    for first in range(0, max(1, len(stack)), size):
+        yield stack[first : first + size]
 
 
 def link_loads(routes: Routes, matrices: npt.ArrayLike) -> npt.NDArray[np.generic]:
@@ -92,10 +87,15 @@ def link_loads(routes: Routes, matrices: npt.ArrayLike) -> npt.NDArray[np.generi
     FabricError
         If the shape does not match the routed ranks, or bytes are negative.
     """
-    loads: npt.NDArray[np.generic] = _product(
-        matrices, routes.network.ranks, *routes.factors
-    )
-    return loads
+    given = byte_matrices(matrices, routes.network.ranks)
+    blocks = []
+    for block in _blocks(given):
+        product: Any = block.reshape(len(block), -1)
+        for factor in routes.factors:
+            product = product @ factor
+        blocks.append(product)
+    loads: npt.NDArray[np.generic] = np.concatenate(blocks)
+    return loads[0] if given.ndim == 2 else loads
 
 
 def link_times(network: Network, loads: npt.ArrayLike) -> Float64:
@@ -117,14 +117,77 @@ def transfer_seconds(routes: Routes, matrices: npt.ArrayLike) -> Float64:
 def limit_times(network: Network, matrices: npt.ArrayLike, name: str) -> Float64:
     """Compute the time of each port, rank or cut of a bound, ``[..., n]`` seconds.
 
-    Cuts are in the order of ``network.cuts``; they and ranks have the larger direction.
+    ``name`` is ``port``, ``rank`` or ``cut`` and a family of ``network.cuts``, whose
+    cuts are in the same order; ranks and cuts have the larger direction.
     """
-    given = np.asarray(byte_matrices(matrices, network.ranks), np.float64)
-    given = np.where(np.eye(network.ranks, dtype=bool), 0, given)
-    times = np.asarray(_product(given, network.ranks, network.limits[name]), np.float64)
-    if name != "port":
-        times = times.reshape(*times.shape[:-1], -1, 2).max(axis=-1)
-    return times
+    given = byte_matrices(matrices, network.ranks)
+    diagonal = np.eye(network.ranks, dtype=bool)
+    blocks = []
+    for block in _blocks(given):
+        sent = np.where(diagonal, 0, block).astype(np.float64)
+        if name == "port":
+            blocks.append(_port_times(network, sent))
+            continue
+        if name == "rank":
+            nodes, size = network.slot_nodes[network.slots], len(network.nodes)
+            out, back = sent.sum(axis=2), sent.sum(axis=1)
+            rates = np.stack(
+                [
+                    np.bincount(ends, network.capacity, size)[nodes]
+                    for ends in (network.tail, network.head)
+                ]
+            )
+        else:
+            cuts = network.cuts[name.removeprefix("cut ")]
+            sides = [np.isin(network.host_of_rank, np.array(c.hosts)) for c in cuts]
+            within = csr_array(np.array(sides, np.float64))
+            out, back = (_leaving(within, x) for x in (sent, sent.swapaxes(1, 2)))
+            rates = np.array([network.crossing(cut) for cut in cuts]).T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            times = np.maximum(out / rates[0], back / rates[1])
+        blocks.append(np.where((out > 0) | (back > 0), times, 0.0))
+    limits = np.concatenate(blocks)
+    return np.asarray(limits[0] if given.ndim == 2 else limits, np.float64)
+
+
+def _leaving(within: csr_array, sent: Float64) -> Float64:
+    """Sum the bytes that leave sets of ranks ``[n, W]`` 0 or 1, ``[b, n]``."""
+    flat = sent.transpose(1, 0, 2).reshape(sent.shape[1], -1)
+    rows = (within @ flat).reshape(-1, len(sent), sent.shape[1])  # [n, b, W]
+    outside = 1 - within.toarray()
+    return np.asarray(np.einsum("nbw,nw->bn", rows, outside))
+
+
+def _port_times(network: Network, sent: Float64) -> Float64:
+    """Compute the time of links inside hosts and of NICs, ``[b, L]`` seconds."""
+    fixed, host = network.host_links, network.host_of_rank
+    same = host[:, None] == host
+    near = np.where(same, sent, 0.0)
+    far = sent - near
+    places = network.slots % network.hosts.ranks
+    by_place = far @ np.equal.outer(places, np.arange(network.hosts.ranks))
+    # bytes of each kind of link, by sender, receiver, or sender and place
+    columns = [
+        (fixed.up, near.sum(axis=2)),
+        (fixed.down, near.sum(axis=1)),
+        *((links, far.sum(axis=1)) for links in fixed.back.T),
+        *(
+            (fixed.out[..., step].ravel(), by_place.reshape(len(sent), -1))
+            for step in range(fixed.out.shape[2])
+        ),
+    ]
+    link = np.concatenate([links for links, _ in columns])
+    carried = np.hstack(
+        [np.broadcast_to(b, (len(sent), b.shape[1])) for _, b in columns]
+    )
+    used = np.flatnonzero(link >= 0)
+    shape = len(used), len(network.capacity)
+    ones = np.ones(len(used))
+    loads = carried[:, used] @ csr_array(
+        (ones, (np.arange(len(used)), link[used])), shape
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(loads > 0, loads / network.capacity, 0.0)
 
 
 def bounds(network: Network, matrices: npt.ArrayLike) -> dict[str, Float64]:
@@ -133,22 +196,24 @@ def bounds(network: Network, matrices: npt.ArrayLike) -> dict[str, Float64]:
     ``port``, ``rank``, ``cut host`` and one for each further family of cuts; matrices
     are as in :func:`link_loads`.
     """
-    times = {name: limit_times(network, matrices, name) for name in network.limits}
+    names = ("port", "rank", *(f"cut {family}" for family in network.cuts))
     return {
-        name: np.asarray(each.max(axis=-1, initial=0.0), np.float64)
-        for name, each in times.items()
+        name: np.asarray(limit_times(network, matrices, name).max(axis=-1, initial=0.0))
+        for name in names
     }
 
 
 def port_bound(network: Network, matrices: npt.ArrayLike) -> Float64:
     """Compute the bound ``port``, of any routing between the same NICs."""
-    return bounds(network, matrices)["port"]
+    return np.asarray(limit_times(network, matrices, "port").max(axis=-1, initial=0.0))
 
 
 def cut_bounds(network: Network, matrices: npt.ArrayLike) -> dict[str, Float64]:
     """Compute the bounds of cuts, by family."""
-    found = bounds(network, matrices)
-    return {name[4:]: times for name, times in found.items() if name[:4] == "cut "}
+    return {
+        family: np.asarray(limit_times(network, matrices, f"cut {family}").max(axis=-1))
+        for family in network.cuts
+    }
 
 
 def routing_bound(network: Network, matrices: npt.ArrayLike) -> Float64:

@@ -82,19 +82,8 @@ def route(
 ) -> Routes:
     """Route all pairs of ranks over a network.
 
-    Parameters
-    ----------
-    network
-        With ranks on its slots.
-    routing
-        One of ROUTINGS.
-    seed, flows
-        ECMP only: seed of the hash, and flows (queue pairs) per pair, of equal bytes.
-
-    Returns
-    -------
-    Routes
-        With integer shares, hence exact loads, if each pair has a single path.
+    ``seed`` of the hash and ``flows`` (queue pairs) per pair, of equal bytes, are of
+    ECMP.  Shares are integers, hence loads exact, if each pair has a single path.
 
     Raises
     ------

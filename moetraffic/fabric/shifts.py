@@ -84,17 +84,8 @@ def unify(
     Measured periods rarely have a common multiple, so each may be changed by up to the
     tolerance; jobs then drift by one iteration in about 1/deviation iterations.
 
-    Parameters
-    ----------
-    periods_s
-        Iteration times.
-    tolerance
-        Largest relative change of a period.
-
-    Returns
-    -------
-    perimeter, repeats, deviation
-        Seconds, iterations of each job, largest relative change of a period.
+    Returns the perimeter in seconds, the iterations of each job, and the largest
+    relative change of a period, at most ``tolerance``.
 
     Raises
     ------
@@ -147,17 +138,8 @@ def around(job: Job, *, repeats: int, angles: int) -> Float64:
 def score(demand: npt.ArrayLike, *, capacity_bytes_s: float) -> Float64:
     """Compute the CASSINI compatibility score of the total demand on a link.
 
-    Parameters
-    ----------
-    demand
-        ``[..., A]`` total demand of all jobs at each angle, bytes/s.
-    capacity_bytes_s
-        Link capacity C.
-
-    Returns
-    -------
-    float64 array ``[...]``
-        1 where the demand never exceeds the capacity.
+    ``demand`` is ``[..., A]``, the total of all jobs at each angle, bytes/s; the score
+    ``[...]`` is 1 where it never exceeds the capacity.
 
     Examples
     --------
@@ -184,18 +166,8 @@ def compatibility(
     with equal scores, the middle of the longest run is chosen, which tolerates the most
     jitter in either direction.
 
-    Parameters
-    ----------
-    jobs
-        One or more.
-    capacity_bytes_s
-        Link capacity.
-    angles
-        Minimum number of angles; more are used if a job repeats on the circle.
-    tolerance
-        As in :func:`unify`.
-    seed
-        Of the starting points, for three jobs and more.
+    ``angles`` is the least number; more are used if a job repeats on the circle.
+    ``seed`` is of the starting points, for three jobs and more.
 
     Raises
     ------

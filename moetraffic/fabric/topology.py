@@ -18,7 +18,7 @@ Ranks are placed on slots, ``[W]`` int64: host h has the slots h g to (h + 1) g 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -37,11 +37,11 @@ NVLINK_4 = 450e9
 """NVLink 4 bytes/s per direction and GPU (NVIDIA H100: 900 GB/s bidirectional)."""
 
 
-def at_least(least: int, value: int, name: str) -> None:
-    """Raise an error if a count is below a minimum."""
-    if value < least:
+def at_least(least: float, value: float, name: str) -> None:
+    """Raise an error if a value is below a minimum or not finite."""
+    if not least <= value < float("inf"):
         raise FabricError(
-            f"{name} must be at least {least}, but is {value}: give a larger number"
+            f"{name} must be at least {least} and finite, but is {value}: correct it"
         )
 
 
@@ -51,12 +51,6 @@ def positive(value: float, name: str) -> None:
         raise FabricError(
             f"{name} is positive and finite, but is {value}: give a number above 0"
         )
-
-
-def not_negative(value: float, name: str) -> None:
-    """Raise an error if a value is negative or not finite."""
-    if not 0 <= value < float("inf"):
-        raise FabricError(f"{name} is 0 or more and finite, but is {value}: correct it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,31 +88,6 @@ class Hosts:
         return self.number * self.ranks
 
 
-def block(ranks: int, hosts: Hosts) -> Int64:
-    """Place consecutive ranks on the same host, as launchers number them.
-
-    Examples
-    --------
-    >>> block(4, Hosts(number=2, ranks=2, nic_bytes_s=1e9)).tolist()
-    [0, 1, 2, 3]
-    """
-    return explicit(range(ranks), hosts)
-
-
-def strided(ranks: int, hosts: Hosts) -> Int64:
-    """Place ranks round-robin: rank r on host ``r mod H``.
-
-    Examples
-    --------
-    >>> strided(4, Hosts(number=2, ranks=2, nic_bytes_s=1e9)).tolist()
-    [0, 2, 1, 3]
-    """
-    rank = np.arange(ranks)
-    return explicit(
-        (rank % hosts.number * hosts.ranks + rank // hosts.number).tolist(), hosts
-    )
-
-
 def explicit(slots: Sequence[int], hosts: Hosts) -> Int64:
     """Place each rank on a given slot.
 
@@ -143,11 +112,30 @@ def explicit(slots: Sequence[int], hosts: Hosts) -> Int64:
     return chosen
 
 
-PLACEMENTS: dict[str, Callable[[int, Hosts], Int64]] = {
-    "block": block,
-    "strided": strided,
-}
-"""Placement functions by name; :func:`explicit` covers all other placements."""
+def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
+    """Compute the slot of each rank, ``[ranks]`` int64.
+
+    ``block``: consecutive ranks on the same host, as launchers number them;
+    ``strided``: rank r on host ``r mod H``; else slots with commas, one per rank.
+
+    Examples
+    --------
+    >>> placed("strided", 4, Hosts(number=2, ranks=2, nic_bytes_s=1e9)).tolist()
+    [0, 2, 1, 3]
+    """
+    rank = np.arange(ranks)
+    if placement == "block":
+        return explicit(rank.tolist(), hosts)
+    if placement == "strided":
+        slots = rank % hosts.number * hosts.ranks + rank // hosts.number
+        return explicit(slots.tolist(), hosts)
+    named = placement.split(",")
+    if not all(slot.isdecimal() for slot in named) or len(named) != ranks:
+        raise FabricError(
+            f"a placement (--slots) is block, strided or {ranks} slots with commas, "
+            f"one a rank, not {placement!r}: choose one"
+        )
+    return explicit([int(slot) for slot in named], hosts)
 
 
 def slot_name(host: int, slot: int) -> str:
@@ -172,6 +160,18 @@ class Cut:
     name: str
     hosts: Sequence[int] = ()
     switches: Iterable[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HostLinks:
+    """Links inside hosts and of NICs, by rank; -1: none."""
+
+    up: Int64  # [W] to the bus of its host
+    down: Int64  # [W] from the bus
+    out: Int64  # [W, g, 4] to a switch, for a receiver of each place on its host
+    back: Int64  # [W, 2] from a switch to the rank
+    entry: Int64  # [W, g] switch that ``out`` ends at
+    leaving: Int64  # [W] switch that ``back`` begins at
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -235,53 +235,51 @@ class Network:
         (2, (2000000000.0, 2000000000.0))
         """
         check_choice("forwarding", forwarding, FORWARDING, FabricError)
-        whole, inside = nx.DiGraph(), hosts.inside_bytes_s
+        whole, g, n = nx.DiGraph(), hosts.ranks, hosts.nics
         for host in range(hosts.number):
-            for at in range(hosts.ranks):
-                whole.add_node(slot_name(host, at), kind="slot")
-            for at in range(hosts.nics):
-                whole.add_node(nic_name(host, at), kind="nic")
-            for at in range(hosts.ranks):
-                ends = [nic_name(host, at * hosts.nics // hosts.ranks)]
-                if hosts.ranks > 1:
+            whole.add_nodes_from((slot_name(host, i) for i in range(g)), kind="slot")
+            whole.add_nodes_from((nic_name(host, i) for i in range(n)), kind="nic")
+            for slot in range(g):
+                ends = [nic_name(host, slot * n // g)]
+                if g > 1:
                     whole.add_node(bus_name(host), kind="bus")
                     ends.append(bus_name(host))
                 for end in ends:
-                    whole.add_edge(slot_name(host, at), end, capacity=inside)
-                    whole.add_edge(end, slot_name(host, at), capacity=inside)
+                    inside = {"capacity": hosts.inside_bytes_s}
+                    whole.add_edge(slot_name(host, slot), end, **inside)
+                    whole.add_edge(end, slot_name(host, slot), **inside)
         whole.add_nodes_from(node for node in graph if node not in whole)
         whole.add_edges_from(graph.to_directed().edges(data=True))
         nodes = {node: number for number, node in enumerate(whole)}
-        kind = tuple(whole.nodes[node].get("kind", "switch") for node in nodes)
         for a, b, room in whole.edges(data="capacity"):
             if not isinstance(room, int | float) or not 0 <= room < np.inf:
                 raise FabricError(
                     f"a link has a capacity in bytes/s of 0 or more, but that of {a} "
                     f"-> {b} is {room!r}: set its attribute capacity"
                 )
-        ends_of = np.array([(nodes[a], nodes[b]) for a, b in whole.edges])
+        pairs = np.array([(nodes[a], nodes[b]) for a, b in whole.edges])
         around = [Cut(name=f"host{h}", hosts=[h]) for h in range(hosts.number)]
         made = cls(
             name=name,
             hosts=hosts,
             slots=explicit(range(hosts.slots) if slots is None else slots, hosts),
             nodes=tuple(map(str, nodes)),
-            kind=kind,
-            tail=ends_of[:, 0],
-            head=ends_of[:, 1],
-            capacity=np.array([c for _, _, c in whole.edges(data="capacity")], float),
-            cost=np.array(
-                [c for _, _, c in whole.edges(data="cost", default=1)], float
-            ),
+            kind=tuple(whole.nodes[node].get("kind", "switch") for node in nodes),
+            tail=pairs[:, 0],
+            head=pairs[:, 1],
+            capacity=np.array([c for *_, c in whole.edges(data="capacity")], float),
+            cost=np.array([c for *_, c in whole.edges(data="cost", default=1)], float),
             cuts={"host": around, **{f: c for f, c in (cuts or {}).items() if c}},
             forwarding=forwarding,
         )
-        sends = np.bincount(made.tail[made.at_nic], minlength=len(nodes))
-        if (sends[made.nics] != 1).any():
-            raise FabricError(
-                "each NIC is on one switch, but one is on none or several: connect "
-                f"every node host0.nic0 to {made.nodes[made.nics[-1, -1]]}"
-            )
+        to_switch = ~made.is_switch[made.tail] & made.is_switch[made.head]
+        from_switch = made.is_switch[made.tail] & ~made.is_switch[made.head]
+        for links in (made.tail[to_switch], made.head[from_switch]):
+            if (np.bincount(links, minlength=len(nodes))[made.nics] != 1).any():
+                raise FabricError(
+                    "each NIC is on one switch, but one is on none or several: connect "
+                    f"every node host0.nic0 to {made.nodes[made.nics[-1, -1]]}"
+                )
         return made
 
     def to_graph(self) -> nx.DiGraph:
@@ -365,21 +363,16 @@ class Network:
         return np.array([kind == "switch" for kind in self.kind])
 
     @cached_property
-    def between_switches(self) -> Bool:
-        """Whether both ends of each link are switches, ``[L]``."""
-        return np.asarray(self.is_switch[self.tail] & self.is_switch[self.head])
-
-    @cached_property
-    def at_nic(self) -> Bool:
-        """Whether each link leads from a NIC to a switch, ``[L]``."""
-        return np.asarray(~self.is_switch[self.tail] & self.is_switch[self.head])
-
-    @cached_property
     def parts(self) -> dict[str, Bool]:
         """Links inside hosts, of NICs and between switches, ``[L]`` bool, by part."""
         ends = self.is_switch[self.tail].astype(int) + self.is_switch[self.head]
         names = ("inside hosts", "NICs to switches", "between switches")
-        return {name: np.asarray(ends == at) for at, name in enumerate(names)}
+        return {name: np.asarray(ends == n) for n, name in enumerate(names)}
+
+    @property
+    def between_switches(self) -> Bool:
+        """Whether both ends of each link are switches, ``[L]``."""
+        return self.parts["between switches"]
 
     @cached_property
     def nics(self) -> Int64:
@@ -394,22 +387,11 @@ class Network:
         shape = self.hosts.number, self.hosts.ranks
         return np.array([self.number[slot_name(*slot)] for slot in np.ndindex(shape)])
 
-    @cached_property
-    def host_of_node(self) -> Int64:
-        """Host of each node, ``[N]``; -1 for a switch."""
-        found = np.full(len(self.nodes), -1)
-        number, slots, nics = self.hosts.number, self.slot_nodes, self.nics
-        found[slots] = np.arange(number).repeat(self.hosts.ranks)
-        found[nics] = np.arange(number)[:, None]
-        if self.hosts.ranks > 1:
-            found[[self.number[bus_name(h)] for h in range(number)]] = np.arange(number)
-        return found
-
     def nic_bytes_s(self, host: int, nic: int) -> tuple[float, float]:
         """Return the rates at which a NIC sends and receives, bytes/s."""
-        node = self.nics[host, nic]
-        sends = self.capacity[(self.tail == node) & self.is_switch[self.head]]
-        receives = self.capacity[(self.head == node) & self.is_switch[self.tail]]
+        node, at_nic = self.nics[host, nic], self.parts["NICs to switches"]
+        sends = self.capacity[(self.tail == node) & at_nic]
+        receives = self.capacity[(self.head == node) & at_nic]
         return float(sends.sum()), float(receives.sum())
 
     @property
@@ -433,7 +415,54 @@ class Network:
             )
         return np.argsort(self.slots, kind="stable").reshape(len(ranks), -1)
 
-    # ---- paths inside hosts, and what bounds every routing -------------------------
+    # ---- paths inside hosts --------------------------------------------------------
+
+    @cached_property
+    def host_links(self) -> HostLinks:
+        """Links inside hosts and of NICs that the placement fixes, by rank."""
+        g, n, number = self.hosts.ranks, self.hosts.nics, self.number_of
+        slot = np.arange(self.hosts.slots)
+        nic = self.nics[slot // g, slot % g * n // g]  # node of the NIC of each slot
+        at_nic = self.parts["NICs to switches"]
+        to_switch, from_switch = np.full((2, len(self.nodes)), -1)
+        to_switch[self.tail[at_nic]] = np.flatnonzero(at_nic)
+        from_switch[self.head[at_nic]] = np.flatnonzero(at_nic)
+
+        def links(tails: Int64, heads: Int64) -> Int64:
+            ends = zip(tails.tolist(), heads.tolist(), strict=True)
+            return np.array([number.get(pair, -1) for pair in ends])
+
+        node, bus = self.slot_nodes, np.full(len(slot), -1)
+        if g > 1:
+            buses = [self.number[bus_name(h)] for h in range(self.hosts.number)]
+            bus = np.repeat(buses, g)
+        up, down = links(node, bus), links(bus, node)
+        # Step 1: the slot whose NIC sends, by rank and place of the receiver [W, g].
+        own, place = self.slots[:, None], np.arange(g)
+        fellow = np.broadcast_to(own, (self.ranks, g))
+        if self.forwarding == "rail":
+            peer = own // g * g + place
+            fellow = np.where(nic[peer] == nic[own], own, peer)
+        # Step 2: links on the way.
+        passes = fellow != own
+        return HostLinks(
+            up=up[self.slots],
+            down=down[self.slots],
+            out=np.stack(
+                (
+                    np.where(passes, up[own], -1),
+                    np.where(passes, down[fellow], -1),
+                    links(node, nic)[fellow],
+                    to_switch[nic][fellow],
+                ),
+                axis=2,
+            ),
+            back=np.stack(
+                (from_switch[nic][self.slots], links(nic, node)[self.slots]), axis=1
+            ),
+            entry=self.head[to_switch[nic][fellow]] - self.first_switch,
+            leaving=self.head[to_switch[nic][self.slots]] - self.first_switch,
+        )
 
     @cached_property
     def ends(self) -> tuple[csr_array, Int64, Int64, Int64]:
@@ -448,102 +477,41 @@ class Network:
         FabricError
             If such a link has failed.
         """
-        hosts, number = self.hosts, self.number_of
-        nic_of = np.arange(hosts.ranks) * hosts.nics // hosts.ranks
-        # Step 1: links by host and slot, or by host and NIC.
-        shape = hosts.number, hosts.ranks
-        out, back, up, down = (np.full(shape, -1) for _ in range(4))
-        for host, at in np.ndindex(shape):
-            slot = self.number[slot_name(host, at)]
-            nic, bus = int(self.nics[host, nic_of[at]]), self.number.get(bus_name(host))
-            out[host, at], back[host, at] = number[slot, nic], number[nic, slot]
-            if bus is not None:
-                up[host, at], down[host, at] = number[slot, bus], number[bus, slot]
-        link_of = np.full(len(self.nodes), -1)
-        link_of[self.tail[self.at_nic]] = np.flatnonzero(self.at_nic)
-        sends = link_of[self.nics]
-        switch = self.head[sends]
-        ways = zip(switch.ravel().tolist(), self.nics.ravel().tolist(), strict=True)
-        receives = np.array([number.get(way, -1) for way in ways]).reshape(sends.shape)
-        # Step 2: hosts, places and NICs of each pair of ranks.
-        ranks = self.ranks
-        host, own = self.host_of_rank, self.slots % hosts.ranks
-        pair = np.arange(ranks * ranks)
-        s, d = pair // ranks, pair % ranks
+        fixed, ranks, host = self.host_links, self.ranks, self.host_of_rank
+        s, d = np.divmod(np.arange(ranks * ranks), ranks)
+        place = self.slots[d] % self.hosts.ranks
         near, far = (host[s] == host[d]) & (s != d), host[s] != host[d]
-        rail = self.forwarding == "rail"
-        entering = nic_of[own[d]] if rail else nic_of[own[s]]
-        # rank whose NIC sends: the source, or (rail) the peer on the receiver's rail
-        fellow = np.where(entering == nic_of[own[s]], own[s], own[d])
-        passing = far & (fellow != own[s])
-        steps = [
-            (near | passing, up[host[s], own[s]]),
-            (near, down[host[d], own[d]]),
-            (passing, down[host[s], fellow]),
-            (far, out[host[s], fellow]),
-            (far, sends[host[s], entering]),
-            (far, receives[host[d], nic_of[own[d]]]),
-            (far, back[host[d], own[d]]),
-        ]
-        row = np.concatenate([pair[used] for used, _ in steps])
-        link = np.concatenate([links[used] for used, links in steps])
-        cut_off = (link < 0) | (self.capacity[link] == 0)
+        paths = np.where(
+            far[:, None], np.hstack((fixed.out[s, place], fixed.back[d])), -1
+        )
+        paths[near, :2] = np.stack((fixed.up[s], fixed.down[d]), axis=1)[near]
+        row, step = np.nonzero(paths >= 0)
+        link = paths[row, step]
+        cut_off = self.capacity[link] == 0
         if cut_off.any():
             one, other = divmod(int(row[cut_off].min()), ranks)
             raise self.no_path(f"rank {one}", f"rank {other}")
         shape = ranks * ranks, len(self.capacity)
         inside = csr_array((np.ones(len(row), np.int64), (row, link)), shape=shape)
-        switch = switch - self.first_switch
-        entry, leaving = switch[host[s], entering], switch[host[d], nic_of[own[d]]]
-        return inside, pair[far], entry[far], leaving[far]
+        entry, leaving = fixed.entry[s, place][far], fixed.leaving[d][far]
+        return inside, np.flatnonzero(far), entry, leaving
 
     def crossing(self, cut: Cut) -> tuple[float, float]:
         """Return the outgoing and incoming link capacity of a cut, bytes/s."""
-        switches = [self.number[name] for name in cut.switches]
-        inside = np.isin(self.host_of_node, np.asarray(cut.hosts, int))
-        inside[switches] = True
+        inside = np.zeros(len(self.nodes), bool)
+        inside[[self.number[name] for name in cut.switches]] = True
+        for host in cut.hosts:  # nodes of a host are consecutive
+            first = int(self.slot_nodes[host * self.hosts.ranks])
+            size = self.hosts.ranks + self.hosts.nics + (self.hosts.ranks > 1)
+            inside[first : first + size] = True
         leaves = inside[self.tail] & ~inside[self.head]
         enters = ~inside[self.tail] & inside[self.head]
         return float(self.capacity[leaves].sum()), float(self.capacity[enters].sum())
 
-    @cached_property
-    def limits(self) -> dict[str, csr_array]:
-        """Seconds that a byte of a pair takes of each port, rank and cut.
-
-        ``[W*W, n]`` by name: ``port``, ``rank``, ``cut host`` and further families; of
-        a rank and a cut first out, then in.  See :func:`moetraffic.fabric.bounds`.
-        """
-        ranks, host = self.ranks, self.host_of_rank
-        inside = np.eye(ranks, dtype=bool)  # ranks within each side, [n, W]
-        node, size = self.slot_nodes[self.slots], len(self.nodes)
-        out = np.bincount(self.tail, self.capacity, size)[node]
-        back = np.bincount(self.head, self.capacity, size)[node]
-        sides = {"rank": (inside, np.stack((out, back), axis=1))}
-        for family, cuts in self.cuts.items():
-            within = np.array([np.isin(host, np.asarray(c.hosts, int)) for c in cuts])
-            sides[f"cut {family}"] = within, np.array([*map(self.crossing, cuts)])
-        with np.errstate(divide="ignore"):
-            seconds = np.where(self.capacity > 0, 1 / self.capacity, 0)
-            found = {"port": csr_array(self.ends[0].astype(np.float64) * seconds)}
-            for name, (within, rates) in sides.items():
-                columns = []
-                for members, both in zip(within, 1 / rates, strict=True):
-                    one, other = np.flatnonzero(members), np.flatnonzero(~members)
-                    for s, d, time in ((one, other, both[0]), (other, one, both[1])):
-                        columns.append(((s[:, None] * ranks + d).ravel(), time))
-                rows = np.concatenate([row for row, _ in columns])
-                sizes = [len(row) for row, _ in columns]
-                values = np.repeat([time for _, time in columns], sizes)
-                column = np.repeat(np.arange(len(columns)), sizes)
-                shape = ranks * ranks, len(columns)
-                found[name] = csr_array((values, (rows, column)), shape=shape)
-        return found
-
     def no_path(self, one: str, other: str) -> FabricError:
         """Return the error of two nodes without a path between them."""
-        failed = self.failed_links
         why, remedy = "", "give it spines or global links"
-        if failed:
+        if failed := self.failed_links:
             more = f" and {len(failed) - 3} others" * (len(failed) > 3)
             why = "with failed links (0 Gbps) "
             remedy = (

@@ -9,6 +9,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from moetraffic.errors import AnalysisError
 from moetraffic.spelling import check_choice, nearest
@@ -78,28 +79,23 @@ def policy_maker(name: str) -> Maker:
     path, _, attribute = (f"{name}:" if name.endswith(".py") else name).rpartition(":")
     if path.endswith(".py"):
         return validated(_from_file(Path(path), attribute), name)
-    names = (*POLICIES, *sorted(others.names - POLICIES.keys()))
+    known = (*POLICIES, *sorted(others.names - POLICIES.keys()))
     raise AnalysisError(
-        f"a policy is file.py:Class or one of {', '.join(names)}, not "
-        f"{name[:40]!r}: {nearest(name, names)}choose one"
+        f"a policy is file.py:Class or one of {', '.join(known)}, not "
+        f"{name[:40]!r}: {nearest(name, known)}choose one"
     )
 
 
-def _from_file(path: Path, attribute: str) -> Maker:
+def _from_file(path: Path, attribute: str) -> Any:
     """Return an attribute of a Python file, which is run."""
-    if not path.is_file():
-        raise AnalysisError(
-            f"a user-defined policy is file.py:Class, but there is no file {path}: "
-            "correct the path"
-        )
     module = ModuleType(f"moetraffic_policy_{path.stem}")
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
         SourceFileLoader(module.__name__, str(path)).exec_module(module)
     except Exception as error:
         raise AnalysisError(
-            f"the policy {attribute!r} cannot be read from {path} "
-            f"({first_line(error)}): correct the file"
+            f"a policy is file.py:Class, but {path} cannot be read "
+            f"({first_line(error)}): correct the file or its path"
         ) from error
     if attribute not in vars(module):
         own = [
@@ -108,12 +104,11 @@ def _from_file(path: Path, attribute: str) -> Maker:
             if getattr(value, "__module__", "") == module.__name__
             and hasattr(value, "plan")
         ]
-        lacks = f"has no attribute {attribute!r}" if attribute else "is a file"
         raise AnalysisError(
-            f"a user-defined policy is file.py:Class, but {path} {lacks}: "
+            f"a policy is file.py:Class, but {path} has no class {attribute!r}: "
             + (f"give {' or '.join(own)}" if own else "write a class with plan(view)")
         )
-    return vars(module)[attribute]  # type: ignore[no-any-return]
+    return vars(module)[attribute]
 
 
 def first_line(error: Exception) -> str:
@@ -122,26 +117,20 @@ def first_line(error: Exception) -> str:
     return ": ".join([type(error).__name__, *(line[:200] for line in lines[:1])])
 
 
-def validated(maker: Maker, name: str) -> Maker:
-    """Return a maker after checking that it makes a policy of a known family.
-
-    Raises
-    ------
-    AnalysisError
-        If it does not.
-    """
+def validated(maker: Any, name: str) -> Maker:
+    """Return a maker after checking that it makes a policy of a known family."""
     try:
-        made = maker() if callable(maker) else maker
+        made = maker()
     except Exception as error:
         raise AnalysisError(
             f"the policy {name!r} cannot be made without arguments "
             f"({first_line(error)}): give them defaults"
         ) from error
-    if not (callable(maker) and isinstance(made, Policy)):
+    if not isinstance(made, Policy):
         raise AnalysisError(
             f"a policy has name, family, forecasts and plan(view), but {name!r} makes "
             f"an object of type {type(made).__name__}: add what it lacks"
         )
     whose = f"the family of the policy {made.name!r}"
     check_choice(whose, made.family, FAMILIES, AnalysisError)
-    return maker
+    return maker  # type: ignore[no-any-return]

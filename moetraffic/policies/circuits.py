@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -73,9 +72,8 @@ class Rotation:
 def slot_bytes(past: Float64, switch: OpticalSwitch) -> float:
     """Compute the slot with which past exchanges would have completed first, bytes.
 
-    ``past``: ``[n, W, W]`` bytes; only the largest entry of each matrix is used.
-
-    It is the largest entry of an average exchange over 1 to MOST_CYCLES.
+    It is the largest entry of an average exchange of ``past`` ``[n, W, W]`` over 1 to
+    MOST_CYCLES.
     """
     largest = np.array([crossing(sent).max(initial=0.0) for sent in past])
     if not largest.any():
@@ -195,7 +193,7 @@ class Solstice:
 
 @dataclass(frozen=True, kw_only=True)
 class MaxWeight:
-    """Serve the forecast by at most K maximum-weight matchings, without slack.
+    """Serve the forecast by maximum-weight matchings, without slack.
 
     Each pair is served once, so that an expert's batch is not cut.
 
@@ -207,11 +205,10 @@ class MaxWeight:
     name: str = "max-weight"
     family: str = "circuits"
     forecasts: bool = True
-    most: int | None = None  # K; None: until all bytes are served
 
     def plan(self, view: View) -> Matchings:
         """Plan the forecast."""
-        return max_weight_matchings(view.forecast, most=self.most)
+        return max_weight_matchings(view.forecast)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,37 +217,26 @@ class Regional:
 
     References
     ----------
-    X. Liao et al., "MixNet", SIGCOMM 2025, arXiv 2501.03905, algorithm 1; ``stop``
-    False is what its public simulator does.
+    X. Liao et al., "MixNet", SIGCOMM 2025, arXiv 2501.03905, algorithm 1.
     """
 
     name: str = "regional"
     family: str = "circuits"
     forecasts: bool = True
-    stop: bool = True
 
     def plan(self, view: View) -> HeldCircuits:
         """Plan the forecast."""
-        number = regional(view.forecast, circuits=view.network.circuits, stop=self.stop)
+        number = regional(view.forecast, circuits=view.network.circuits)
         return HeldCircuits(number=number)
 
 
-def regional(matrix: npt.ArrayLike, *, circuits: int, stop: bool = True) -> Int64:
+def regional(matrix: npt.ArrayLike, *, circuits: int) -> Int64:
     """Assign duplex circuits greedily to the pair of ports with the longest time.
 
-    The time of a pair is its bytes in both directions over its circuits: infinite
-    without a circuit, so that every pair gets one before any gets two.  Ties, also
-    between infinite times, go to more bytes, then to the lower ports.
-
-    Parameters
-    ----------
-    matrix
-        ``[W, W]`` bytes.
-    circuits
-        Circuits that end at a port.
-    stop
-        Whether to end at the first pair without free circuits at both ports; False goes
-        on with the next pair.
+    The time of a pair of ``matrix`` ``[W, W]`` is its bytes in both directions over its
+    circuits: infinite without a circuit, so that every pair gets one before any gets
+    two.  Ties go to more bytes, then to the lower ports.  It ends at the first pair
+    without free circuits at both ports, of ``circuits`` each.
 
     Examples
     --------
@@ -259,21 +245,15 @@ def regional(matrix: npt.ArrayLike, *, circuits: int, stop: bool = True) -> Int6
     [[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
     """
     sent = crossing(matrix)
-    both = sent + sent.T
-    ranks = len(both)
-    number = np.zeros((ranks, ranks), np.int64)
-    free = np.full(ranks, circuits)
-    one, other = np.nonzero(np.triu(both, 1))
-    first = np.lexsort((other, one, -both[one, other]))
-    # pairs without a circuit come first; those that have one wait in a heap
-    without = iter(zip(one[first].tolist(), other[first].tolist(), strict=True))
-    served: list[tuple[float, float, int, int]] = []
-    while (pair := next(without, None)) or served:
-        i, j = pair or heappop(served)[2:]
-        if free[i] and free[j]:
-            number[[i, j], [j, i]] += 1
-            free[[i, j]] -= 1
-            heappush(served, (-both[i, j] / number[i, j], -both[i, j], i, j))
-        elif stop:
+    both = np.triu(sent + sent.T)
+    number, free = np.zeros(both.shape, np.int64), np.full(len(both), circuits)
+    while both.any():
+        with np.errstate(divide="ignore", invalid="ignore"):
+            seconds = np.where(both > 0, both / number, 0)
+        pairs = np.where(seconds == seconds.max(), both, 0)
+        i, j = np.unravel_index(int(pairs.argmax()), both.shape)
+        if not (free[i] and free[j]):
             break
+        number[[i, j], [j, i]] += 1
+        free[[i, j]] -= 1
     return number

@@ -5,14 +5,12 @@ ranks to experts ``[W, E]`` determine the layer under every placement.  Copies f
 expert with several replicas are spread evenly over them.
 
 .. math::
-    T = \frac{\phi(M) + \phi(M^T)}{C} + c \max_j \sum_i M_{ij}
-        + \frac{b \max_j m_j}{C}
+    T = \frac{2 \phi(M)}{C} + c \max_j \sum_i M_{ij} + \frac{b \max_j m_j}{C}
 
 with the token copies M between ranks, the largest line sum :math:`\phi` without
-rank-local copies (dispatch and combine), the compute time c of a copy, and the
-:math:`m_j` expert replicas of b bytes that rank j receives where the placement changes.
-A first placement is free.  Of an iteration, the backward pass is added as in
-:mod:`.service`.
+rank-local copies (dispatch, and combine, which is dispatch transposed), the compute
+time c of a copy, and the :math:`m_j` expert replicas of b bytes that rank j receives
+where the placement changes.  A first placement is free.
 
 References
 ----------
@@ -27,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.arrays import Float64, Int64
-from moetraffic.fabric.topology import at_least, not_negative, positive
+from moetraffic.fabric.topology import at_least, positive
 from moetraffic.units import bit_rate
 
-from .service import BACKWARD, Service, crossing, line_bytes
+from .service import Service, crossing, line_bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,13 +74,11 @@ class Cluster:
     replicas: int = 0  # slots beyond one for each expert
     nodes: int = 1  # of consecutive ranks
     groups: int = 1  # of consecutive experts that should share a node
-    backward: bool = False  # whether both passes are served, not the forward one alone
-    other_s: float = 0.0  # forward compute of a layer beside its experts
 
     def __post_init__(self) -> None:
         positive(self.rate_bytes_s, "the rate of a port")
-        for name in ("row_bytes", "token_s", "expert_bytes", "other_s", "replicas"):
-            not_negative(getattr(self, name), name)
+        for name in ("row_bytes", "token_s", "expert_bytes", "replicas"):
+            at_least(0, getattr(self, name), name)
         at_least(1, self.nodes, "the number of nodes")
         at_least(1, self.groups, "the number of groups")
 
@@ -96,13 +92,8 @@ class Cluster:
         return "a balanced layer, no bound"
 
     def layer_seconds(self, line: float, load: float) -> float:
-        """Time of a layer by its largest line sum, bytes, and a rank's most copies.
-
-        The backward pass has as many exchanges, and BACKWARD times the compute.
-        """
-        passes, work = (2, 1 + BACKWARD) if self.backward else (1, 1.0)
-        compute = self.token_s * load + self.other_s
-        return passes * 2 * line / self.rate_bytes_s + work * compute
+        """Time of a layer by its largest line sum, bytes, and a rank's most copies."""
+        return 2 * line / self.rate_bytes_s + self.token_s * load
 
     def bound(self, tokens: npt.ArrayLike) -> float:
         """Compute the time of a layer with as many copies between all ranks, seconds.
@@ -150,13 +141,11 @@ class Cluster:
         if last is not None and last is not plan:
             more = plan.holders(experts, ranks) - last.holders(experts, ranks)
             moved = np.maximum(more, 0).sum(axis=0)
-        seconds = self.layer_seconds(line_bytes(sent), float(load.max()))
-        total = float(sent.sum())
         return Service(
-            completion_s=seconds
+            completion_s=self.layer_seconds(line_bytes(sent), float(load.max()))
             + int(moved.max()) * self.expert_bytes / self.rate_bytes_s,
-            demand_bytes=total,
-            planned_bytes=total,
+            demand_bytes=float(sent.sum()),
+            planned_bytes=float(sent.sum()),
             moved_experts=int(moved.sum()),
             moved_bytes=int(moved.sum()) * self.expert_bytes,
             loads=tuple(load.tolist()),

@@ -7,13 +7,17 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from moetraffic.errors import AnalysisError
 from moetraffic.fabric import load_fabric
 from moetraffic.fabric.named import TOPOLOGIES
+from moetraffic.trace import Trace
 from moetraffic.units import bytes_per_second, duration, seconds
 
 from .cluster import Cluster
 from .optical import OpticalSwitch
 from .packets import PacketNetwork
+from .series import ExchangeSeries, LayerKey, number_of
+from .transmission import with_distinct_tokens
 
 OPTICAL = OpticalSwitch(
     rate_bytes_s=50e9, packet_bytes_s=6.25e9, delay_s=10e-6, rest="packets"
@@ -49,21 +53,20 @@ def networks_of(
     """
     rate = _read(capacity, bytes_per_second)
     beside = 0.0 if packets == "0" else _read(packets, bytes_per_second)
-    switch = OpticalSwitch(
-        rate_bytes_s=rate,
-        delay_s=0.0,
-        packet_bytes_s=beside,
-        window_s=_read(window, seconds),
-        rest=rest or ("packets" if beside else "replan"),
-    )
     delays = [_read(value, seconds) for value in _several(reconfigure)]
     numbers = _several(circuits)
     networks: dict[str, Any] = {}
     for delay_s, number in product(delays, numbers):
         varied = [duration(delay_s)] * (len(delays) > 1)
         varied += [f"{number} a port"] * (len(numbers) > 1)
-        name = " ".join(["optical", ", ".join(varied)]).strip()
-        networks[name] = replace(switch, delay_s=delay_s, circuits=number)
+        networks[f"optical {', '.join(varied)}".strip()] = OpticalSwitch(
+            rate_bytes_s=rate,
+            delay_s=delay_s,
+            circuits=number,
+            packet_bytes_s=beside,
+            window_s=_read(window, seconds),
+            rest=rest or ("packets" if beside else "replan"),
+        )
     networks["cluster"] = Cluster(rate_bytes_s=rate, **cluster)
     for name in _several(network):
         given = f"{rate:.0f}B/s" if name in TOPOLOGIES else None
@@ -72,9 +75,62 @@ def networks_of(
     return networks
 
 
+OPTIONS = (
+    *(networks_of.__kwdefaults__ or ()),
+    *("expert_bytes", "replicas", "nodes", "groups", "token_s", "row_bytes"),
+)
+"""Options of the command that make networks, as keywords of ``evaluate``."""
+
+
 def _several(values: Any) -> Sequence[Any]:
     return [values] if isinstance(values, str | float | int) else list(values)
 
 
 def _read(value: str | float, parse: Callable[[str], float]) -> float:
     return parse(value) if isinstance(value, str) else float(value)
+
+
+def fitted(
+    name: str,
+    network: Any,
+    series: ExchangeSeries,
+    policy: Any,
+    trace: Trace | ExchangeSeries,
+) -> Any:
+    """Return a network with what it takes from the run.
+
+    Raises
+    ------
+    AnalysisError
+        If it has no place for the ranks or experts of the run.
+    """
+    if isinstance(network, Cluster):
+        for _, ranks, experts in (truth.shape for truth in series.layers.values()):
+            if (experts + network.replicas) % ranks:
+                least = -experts % ranks
+                raise AnalysisError(
+                    f"{ranks} ranks hold equal numbers of the {experts} experts "
+                    f"and the replicas, but --replicas {network.replicas} makes "
+                    f"{experts + network.replicas} slots: give {least}, "
+                    f"{least + ranks} or {least + 2 * ranks}"
+                )
+        return replace(network, row_bytes=network.row_bytes or series.row_bytes)
+    if isinstance(network, PacketNetwork):
+        slots = network.network.ranks
+        for layer, truth in series.layers.items():
+            last = max(series.ranks.get(layer, range(truth.shape[1])))
+            if last >= slots:
+                raise AnalysisError(
+                    f"the network {name} has slots for ranks 0 to {slots - 1}, but "
+                    f"layer {number_of(layer)} uses rank {last}: give a larger one"
+                )
+        if getattr(policy, "once", False) and isinstance(trace, Trace):
+            return with_distinct_tokens(network, trace, phase=series.phase)
+    return network
+
+
+def part_of(network: Any, series: ExchangeSeries, layer: LayerKey) -> Any:
+    """Return the part of a network that the ranks of a layer use."""
+    if isinstance(network, PacketNetwork) and layer in series.ranks:
+        return network.part(series.ranks[layer])
+    return network

@@ -26,7 +26,7 @@ W. M. Mellette et al., "RotorNet", SIGCOMM 2017: two hops where there is room.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from scipy.optimize import linear_sum_assignment
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import FabricError
-from moetraffic.fabric.topology import at_least, not_negative, positive
+from moetraffic.fabric.topology import at_least, positive
 from moetraffic.spelling import check_choice
 from moetraffic.units import bit_rate, duration
 
@@ -70,15 +70,9 @@ def max_weight_matchings(
 ) -> Matchings:
     """Serve whole pairs by maximum-weight matchings, without slack.
 
-    Each configuration is the matching with the largest remaining bytes, and is held
-    for the largest of its entries, so that every pair is served once.
-
-    Parameters
-    ----------
-    demand
-        ``[W, W]`` bytes; the diagonal is ignored.
-    most
-        Maximum number of configurations; None: all bytes are served.
+    Each configuration is the matching with the largest remaining bytes of ``demand``
+    ``[W, W]``, and is held for the largest of its entries, so that every pair is served
+    once.  There are at most ``most``; None: all bytes are served.
 
     Examples
     --------
@@ -93,10 +87,9 @@ def max_weight_matchings(
     room: list[float] = []
     while left.any() and (most is None or len(room) < most):
         _, to = linear_sum_assignment(-left)
-        sent = left[row, to]
         # circuits without forecast bytes stay established, and may carry others
         receivers.append(np.where(to == row, -1, to))
-        room.append(float(sent.max()))
+        room.append(float(left[row, to].max()))
         left[row, to] = 0.0
     return Matchings(
         receivers=np.array(receivers, np.int64).reshape(len(room), len(left)),
@@ -125,7 +118,7 @@ class OpticalSwitch:
         positive(self.rate_bytes_s, "the rate of a circuit")
         at_least(1, self.circuits, "the number of circuits of a port")
         for name in ("delay_s", "packet_bytes_s", "window_s"):
-            not_negative(getattr(self, name), name)
+            at_least(0, getattr(self, name), name)
         check_choice("the way to send the rest", self.rest, RESTS, FabricError)
         if self.rest == "packets" and not self.packet_bytes_s:
             raise FabricError(
@@ -140,8 +133,7 @@ class OpticalSwitch:
 
     def exposed_s(self, number: int) -> float:
         """Time that a number of reconfigurations takes, less the hidden window."""
-        hidden = min(self.window_s, self.delay_s) if number else 0.0
-        return number * self.delay_s - hidden
+        return number * self.delay_s - min(self.window_s, self.delay_s) * (number > 0)
 
     def described(self) -> str:
         """Describe rates and delay."""
@@ -196,7 +188,8 @@ class OpticalSwitch:
                     "held circuits leave pairs to a packet switch, but there is none: "
                     "give --packets 50Gbps"
                 )
-            if (most := number.sum(axis=1).max()) > self.circuits:
+            most = number.sum(axis=1).max()
+            if most > self.circuits:
                 return (
                     f"a port has {self.circuits} circuits at most, but one has {most}"
                 )
@@ -210,81 +203,56 @@ class OpticalSwitch:
             return "the room is 0 bytes or more for each configuration"
         if ((to < -1) | (to >= ranks)).any():
             return f"receivers are ports 0 to {ranks - 1}, or -1 for idle ones"
-        for term, row in enumerate(to):
-            used = row[row >= 0]
-            if len(np.unique(used)) < len(used):
-                return f"configuration {term} has two circuits to one receiver"
+        ordered = np.sort(to, axis=1)
+        twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+        if twice.any():
+            term = int(twice.any(axis=1).argmax())
+            return f"configuration {term} has two circuits to one receiver"
         return ""
-
-    def transposed(self, plan: Matchings | HeldCircuits) -> Matchings | HeldCircuits:
-        """Return a plan for the transposed matrix: all transfers in the other way."""
-        if isinstance(plan, HeldCircuits):
-            return plan
-        back = np.full_like(plan.receivers, -1)
-        term, port = np.nonzero(plan.receivers >= 0)
-        back[term, plan.receivers[term, port]] = port
-        return replace(plan, receivers=back)
 
     def serve(
         self, truth: npt.ArrayLike, plan: Matchings | HeldCircuits, last: object = None
     ) -> Service:
-        """Serve the true bytes of an exchange by a plan made without them.
+        """Serve the true bytes of an exchange ``[W, W]`` by a plan made without them.
 
-        Parameters
-        ----------
-        truth
-            ``[W, W]`` bytes, row sends, column receives; the diagonal is ignored.
-        plan
-            Without an objection of :meth:`check`.
-
-        Returns
-        -------
-        Service
-            ``planned_bytes + rest_bytes`` is the demand.
+        ``planned_bytes + rest_bytes`` of the service is the demand; the diagonal is no
+        part of it.  The plan has no objection of :meth:`check`.
         """
         left = crossing(truth)
         total = float(left.sum())
         if not total:
             return Service(completion_s=0.0, demand_bytes=0.0, planned_bytes=0.0)
         if isinstance(plan, HeldCircuits):
-            return self._held(left, plan)
-        run = _Pass(left=left, switch=self)
-        run.serve(plan)
-        rest = run.left_bytes()
-        passes, before = 1, rest
-        while plan.cyclic and before and passes < MOST_PASSES:
+            # pairs with circuits use these, at the same time others use packets
+            joined = plan.number > 0
+            shares = np.divide(left, plan.number, out=np.zeros_like(left), where=joined)
+            beside = np.where(joined, 0.0, left)
+            number, rest = int(joined.any()), float(beside.sum())
+            seconds = self.exposed_s(number) + float(shares.max()) / self.rate_bytes_s
+            if rest:
+                seconds = max(seconds, line_bytes(beside) / self.packet_bytes_s)
+        else:
+            run = _Pass(left, self)
             run.serve(plan)
-            passes, now = passes + 1, run.left_bytes()
-            if now == before:
-                break
-            before = now
-        if before and self.rest == "packets":
-            beside = line_bytes(run.left + run.relayed) / self.packet_bytes_s
-            run.last_s = max(run.last_s, beside)
-        elif before:
-            run.serve(max_weight_matchings(run.left + run.relayed), all_bytes=True)
+            rest = now = run.left_bytes()
+            before = np.inf
+            passes = 1
+            while plan.cyclic and 0 < now < before and passes < MOST_PASSES:
+                run.serve(plan)
+                before, now, passes = now, run.left_bytes(), passes + 1
+            if now and self.rest == "packets":
+                packets_s = line_bytes(run.left + run.relayed) / self.packet_bytes_s
+                run.last_s = max(run.last_s, packets_s)
+            elif now:
+                run.left += run.relayed
+                run.relayed[:] = 0
+                run.serve(max_weight_matchings(run.left))
+            seconds, number = run.last_s, run.reconfigurations
         return Service(
-            completion_s=run.last_s,
+            completion_s=seconds,
             demand_bytes=total,
             planned_bytes=total - rest,
             rest_bytes=rest,
-            reconfigurations=run.reconfigurations,
-        )
-
-    def _held(self, truth: Float64, plan: HeldCircuits) -> Service:
-        """Serve pairs with circuits by these, at the same time others by packets."""
-        joined = plan.number > 0
-        shares = np.divide(truth, plan.number, out=np.zeros_like(truth), where=joined)
-        rest = np.where(joined, 0.0, truth)
-        number = int(joined.any())
-        seconds = self.exposed_s(number) + float(shares.max()) / self.rate_bytes_s
-        if rest.any():
-            seconds = max(seconds, line_bytes(rest) / self.packet_bytes_s)
-        return Service(
-            completion_s=seconds,
-            demand_bytes=float(truth.sum()),
-            planned_bytes=float(truth.sum() - rest.sum()),
-            rest_bytes=float(rest.sum()),
             reconfigurations=number,
         )
 
@@ -292,10 +260,9 @@ class OpticalSwitch:
 class _Pass:
     """Clock and remaining bytes while configurations follow each other."""
 
-    def __init__(self, *, left: Float64, switch: OpticalSwitch) -> None:
+    def __init__(self, left: Float64, switch: OpticalSwitch) -> None:
         self.left = left  # [W, W] bytes at their sources, changed in place
         self.relayed = np.zeros_like(left)  # [W, W] bytes at other ports, by receiver
-        self.pairs = np.count_nonzero(left)  # with remaining bytes
         self.switch = switch
         self.clock_s = self.last_s = 0.0
         self.reconfigurations = 0
@@ -305,15 +272,12 @@ class _Pass:
         """Return the bytes that have not arrived."""
         return float(self.left.sum() + self.relayed.sum())
 
-    def serve(self, plan: Matchings, *, all_bytes: bool = False) -> None:
+    def serve(self, plan: Matchings) -> None:
         """Serve remaining bytes by one pass of a plan; stop when there are none."""
         rate = self.switch.port_bytes_s
-        if all_bytes:
-            self.left += self.relayed
-            self.relayed[:] = 0
-            self.pairs = np.count_nonzero(self.left)
+        pairs = np.count_nonzero(self.left)  # with remaining bytes
         for to, room in zip(plan.receivers, plan.room, strict=True):
-            if not (self.left_bytes() if plan.relayed else self.pairs):
+            if not (self.left_bytes() if plan.relayed else pairs):
                 return
             if self._standing is None or (to != self._standing).any():
                 before = self.switch.exposed_s(self.reconfigurations)
@@ -329,7 +293,7 @@ class _Pass:
                 free -= second
             moved = np.minimum(self.left[ends], free)
             self.left[ends] -= moved
-            self.pairs -= np.count_nonzero((moved > 0) & (self.left[ends] == 0))
+            pairs -= np.count_nonzero((moved > 0) & (self.left[ends] == 0))
             if plan.relayed:
                 moved = moved + second + self._first_hops(*ends, free - moved, room)
             if moved.any():

@@ -15,7 +15,7 @@ M. Chowdhury, Y. Zhong, I. Stoica, "Efficient Coflow Scheduling with Varys", SIG
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -57,22 +57,6 @@ class Hops:
     share: Float64  # [N] of the pair's bytes
     routing: str = "ecmp"  # one of moetraffic.fabric.ROUTINGS
     once: bool = False  # whether a token crosses each hop once (PacketNetwork.distinct)
-    back: bool = False  # whether hops are those of a dispatch in the other direction
-
-    def by_round(self, sent: Float64, distinct: Float64 | None = None) -> Float64:
-        """Compute the bytes that ranks send each other in each round, ``[K, W, W]``.
-
-        ``sent``: ``[W, W]`` bytes of pairs; with ``distinct`` tokens over token copies
-        of each hop, those of distinct tokens.
-        """
-        ranks, rounds = len(sent), int(self.round.max(initial=-1)) + 1
-        hop = (self.round * ranks + self.sender) * ranks + self.receiver
-        part = sent.ravel()[self.pair] * self.share
-        sums = np.bincount(hop, part, rounds * ranks * ranks)
-        moved = np.asarray(sums.reshape(rounds, ranks, ranks), np.float64)
-        if self.once and distinct is not None:
-            moved = moved * (distinct.T if self.back else distinct)
-        return moved
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +64,7 @@ class PacketNetwork:
     """A network whose ranks exchange bytes by rounds or hops."""
 
     network: Network
-    # [W, W] distinct tokens over token copies of two-level hops (distinct_tokens)
+    # [W, W] distinct tokens over token copies of two-level hops (with_distinct_tokens)
     distinct: Float64 | None = None
     _routes: dict[str, Routes] = field(default_factory=dict, repr=False)
     _parts: dict[tuple[int, ...], PacketNetwork] = field(
@@ -103,12 +87,6 @@ class PacketNetwork:
     def rank_grid(self) -> Int64:
         """Return the ranks of each host in the order of their slots, ``[H, g]``."""
         return self.network.rank_grid()
-
-    def seconds(self, rounds: Float64, routing: str) -> float:
-        """Compute how long rounds of bytes ``[K, W, W]`` take one after another."""
-        if routing not in self._routes:
-            self._routes[routing] = route(self.network, routing=routing)
-        return float(transfer_seconds(self._routes[routing], rounds).sum())
 
     def described(self) -> str:
         """Describe the rates."""
@@ -147,78 +125,61 @@ class PacketNetwork:
                 "there is no sample: capture with --token-sample"
             )
         columns = (plan.round, plan.pair, plan.sender, plan.receiver)
-        if (
-            len({np.shape(c) for c in (*columns, plan.share)}) > 1
-            or plan.share.ndim != 1
-        ):
+        if any(np.shape(c) != (np.size(plan.share),) for c in (*columns, plan.share)):
             return "round, pair, sender, receiver and share of hops have one length"
         if any(np.asarray(c).dtype.kind not in "iu" for c in columns):
             return "round, pair, sender and receiver of hops are integers"
         limits = (np.inf, ranks * ranks, ranks, ranks)
         for column, limit in zip(columns, limits, strict=True):
-            if len(column) and not (column.min() >= 0 and column.max() < limit):
+            if not ((column >= 0) & (column < limit)).all():
                 return f"ranks of hops are 0 to {ranks - 1}, rounds 0 or more"
         if (plan.sender == plan.receiver).any():
             return "the sender and the receiver of a hop are different ranks"
         if not (plan.share >= 0).all():
             return "shares are 0 or more"
-        # what each rank holds of a pair's bytes, [W * W, W]
-        holds = np.zeros((ranks * ranks, ranks))
         pair = np.arange(ranks * ranks)
+        holds = np.zeros((ranks * ranks, ranks))  # what each rank has of a pair's bytes
         holds[pair, pair // ranks] = 1
         for number in np.unique(plan.round):
             now = plan.round == number
-            for rank, sign in ((plan.receiver, 1), (plan.sender, -1)):
-                flat = plan.pair[now] * ranks + rank[now]
-                moved = np.bincount(flat, sign * plan.share[now], holds.size)
-                holds += moved.reshape(holds.shape)
+            np.add.at(holds, (plan.pair[now], plan.receiver[now]), plan.share[now])
+            np.add.at(holds, (plan.pair[now], plan.sender[now]), -plan.share[now])
             if holds.min() < -NOTHING:
                 bad = int(np.argmin(holds.min(axis=1)))
                 return (
                     f"a rank sends more of the bytes from {bad // ranks} to "
                     f"{bad % ranks} in round {number} than it has"
                 )
-        if (holds[pair, pair % ranks] < 1 - NOTHING).any():
-            bad = int(np.argmin(holds[pair, pair % ranks]))
+        arrived = holds[pair, pair % ranks]
+        if (arrived < 1 - NOTHING).any():
+            bad = int(np.argmin(arrived))
             return f"not all bytes from {bad // ranks} to {bad % ranks} arrive"
         return ""
-
-    def transposed(self, plan: Rounds | Hops) -> Rounds | Hops:
-        """Return a plan for the transposed matrix; cables are duplex."""
-        if isinstance(plan, Rounds):
-            return replace(plan, shares=plan.shares.swapaxes(1, 2))
-        ranks = self.network.ranks
-        return replace(
-            plan,
-            round=plan.round.max(initial=0) - plan.round,
-            pair=plan.pair % ranks * ranks + plan.pair // ranks,
-            sender=plan.receiver,
-            receiver=plan.sender,
-            back=not plan.back,
-        )
 
     def serve(
         self, truth: npt.ArrayLike, plan: Rounds | Hops, last: object = None
     ) -> Service:
-        """Serve the true bytes of an exchange round by round.
+        """Serve the true bytes of token copies ``[W, W]`` round by round.
 
-        Parameters
-        ----------
-        truth
-            ``[W, W]`` bytes of token copies; the diagonal is ignored.
-        plan
-            Without an objection of :meth:`check`.
-
-        Returns
-        -------
-        Service
-            All bytes are planned ones.  A plan that sends tokens once sends fewer.
+        The plan has no objection of :meth:`check`.  All bytes are planned ones; a plan
+        that sends tokens once sends fewer.
         """
         sent = crossing(truth)
-        if isinstance(plan, Hops):
-            rounds = plan.by_round(sent, self.distinct)
-        else:
+        total, ranks = float(sent.sum()), len(sent)
+        if not total:
+            return Service(completion_s=0.0, demand_bytes=0.0, planned_bytes=0.0)
+        if isinstance(plan, Rounds):
             rounds = sent * plan.shares
-        total = float(sent.sum())
-        seconds = self.seconds(rounds, plan.routing) if total else 0.0
-        return Service(completion_s=seconds, demand_bytes=total, planned_bytes=total)
+        else:
+            shape = (int(plan.round.max(initial=-1)) + 1, ranks, ranks)
+            rounds = np.zeros(shape)
+            moved = sent.ravel()[plan.pair] * plan.share
+            np.add.at(rounds, (plan.round, plan.sender, plan.receiver), moved)
+            if plan.once and self.distinct is not None:
+                rounds *= self.distinct
+        if plan.routing not in self._routes:
+            self._routes[plan.routing] = route(self.network, routing=plan.routing)
+        seconds = transfer_seconds(self._routes[plan.routing], rounds).sum()
+        return Service(
+            completion_s=float(seconds), demand_bytes=total, planned_bytes=total
+        )

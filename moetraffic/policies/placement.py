@@ -87,17 +87,10 @@ def pack(weights: npt.ArrayLike, packs: int) -> Int64:
 def balance(
     load: npt.ArrayLike, *, ranks: int, slots: int, nodes: int = 1, groups: int = 1
 ) -> ExpertPlacement:
-    """Replicate and place experts by their load.
+    """Replicate experts of a ``load`` ``[E]`` over slots S, and place these on W ranks.
 
-    Parameters
-    ----------
-    load
-        ``[E]`` load of each expert.
-    ranks, slots
-        Ranks W, and slots S of experts, a multiple of W.
-    nodes, groups
-        Step 1 packs groups of consecutive experts onto nodes, step 2 replicates within
-        each node, step 3 packs slots onto the node's ranks.  One node: global.
+    Step 1 packs groups of consecutive experts onto nodes, step 2 replicates within each
+    node, step 3 packs slots onto the node's ranks.  One node: global.
 
     Raises
     ------
@@ -176,17 +169,8 @@ def swapped(
 ) -> ExpertPlacement | None:
     """Make the swap between the most and least loaded rank that lowers both most.
 
-    Parameters
-    ----------
-    load
-        ``[E]`` load of each expert.
-    least_gain
-        Load by which the larger of the two must fall, exclusive.
-
-    Returns
-    -------
-    ExpertPlacement or None
-        None if no swap lowers the larger of both loads by more.
+    ``load`` is ``[E]``, of each expert; the larger of the two loads must fall by more
+    than ``least_gain``.  None if no swap does so.
     """
     share = load[plan.experts] / np.bincount(plan.experts)[plan.experts]
     total = np.bincount(plan.ranks, share, ranks)
@@ -228,12 +212,8 @@ class Affinity:
 def beside_tokens(tokens: npt.ArrayLike, slots: int) -> ExpertPlacement:
     """Assign experts to ranks with the most rank-local copies.
 
-    Parameters
-    ----------
-    tokens
-        ``[W, E]`` copies that a rank routes to an expert.
-    slots
-        S, a multiple of W; further replicas go to the largest loads.
+    ``tokens`` are ``[W, E]`` copies that a rank routes to an expert, and the slots a
+    multiple of W; further replicas go to the largest loads.
 
     Examples
     --------

@@ -22,13 +22,27 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 
 from .cluster import ExpertPlacement
 from .optical import HeldCircuits, Matchings
 from .packets import Hops, Rounds
 from .policy import View
-from .series import number_of
+from .series import ExchangeSeries, number_of
+
+PLANS: Mapping[str, Mapping[type, tuple[str, ...]]] = {
+    "circuits": {HeldCircuits: ("number",), Matchings: ("receivers", "room")},
+    "transmission": {
+        Rounds: ("shares",),
+        Hops: ("round", "pair", "sender", "receiver", "share"),
+    },
+    "placement": {ExpertPlacement: ("experts", "ranks")},
+}
+"""Types of plans of each family, and their fields in a file."""
+
+REAL = ("room", "share", "shares")
+"""Fields that are real numbers; the others are integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +68,19 @@ class FixedPlans:
             )
         return self.plans[key]
 
+    def serves_its_source(self, series: ExchangeSeries, points: Int64) -> bool:
+        """Whether the plans were made from iterations of the run that they serve.
+
+        A run is known by its digest, or by its file name where one has no digest.
+        """
+        if self.planned is None:
+            return False
+        same = self.run == Path(series.name).name
+        if self.digest and series.digest:
+            same = self.digest == series.digest
+        first, last = series.iterations[points[[0, -1]]]
+        return same and bool(self.planned[0] <= last and self.planned[1] > first)
+
 
 def plan_file(path: Path) -> Callable[[], FixedPlans]:
     """Read plans from a file; they are checked when they are evaluated.
@@ -66,6 +93,7 @@ def plan_file(path: Path) -> Callable[[], FixedPlans]:
     origin: dict[str, Any] = {}
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
+        family, layers = given.get("family"), given.get("layers")
         if given.get("verb") == "schedule":
             data, family = given["data"], "circuits"
             spans = [plan["iterations"] for plan in data["exchanges"]]
@@ -74,62 +102,42 @@ def plan_file(path: Path) -> Callable[[], FixedPlans]:
                 "digest": data["digest"],
                 "planned": (min(a for a, _ in spans), max(b for _, b in spans)),
             }
-            layers: dict[str, Any] = {}
+            layers = {}
             for plan in data["exchanges"]:
                 terms = plan["schedules"][0]["terms"]
                 layers["*" if plan["layer"] is None else str(plan["layer"])] = {
                     "receivers": [term["to"] for term in terms],
                     "room": [max(term["bytes"]) for term in terms],
                 }
-        else:
-            family, layers = str(given["family"]), given["layers"]
-        build = BUILDERS[family]
-        plans = {layer: build(plan) for layer, plan in layers.items()}
+        plans = {layer: _plan(family, plan) for layer, plan in layers.items()}
     except OSError as error:
         raise AnalysisError(
             f"{path} cannot be read ({error.strerror or error}): name a file of plans"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = str(error)
-        if isinstance(error, UnicodeDecodeError):
-            why = "it is not text"
-        elif isinstance(error, KeyError):
-            why = f"{error} is missing, or not a valid name"
-        elif not isinstance(error, ValueError):
-            why = "its parts have other types"
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise AnalysisError(
             f"a file of plans is JSON with family and layers, but {path} is not "
-            f"({why}): see python -m pydoc {__name__}"
+            f"({type(error).__name__}: {error}): see python -m pydoc {__name__}"
         ) from None
+    if family not in PLANS:
+        raise AnalysisError(
+            f"a file of plans is JSON with family and layers, but the family of {path} "
+            f"is {family!r}: choose one of {', '.join(PLANS)}"
+        )
     return partial(FixedPlans, name=path.name, family=family, plans=plans, **origin)
 
 
-def _circuits(plan: Mapping[str, Any]) -> Matchings | HeldCircuits:
-    if "number" in plan:
-        return HeldCircuits(number=np.array(plan["number"]))
-    to = np.array(plan["receivers"], np.int64)
-    own = to == np.arange(to.shape[-1]) if to.ndim == 2 else np.zeros(to.shape, bool)
-    room = np.array(plan["room"], np.float64)
-    return Matchings(receivers=np.where(own, -1, to), room=room)
-
-
-def _transmission(plan: Mapping[str, Any]) -> Rounds | Hops:
-    routing = str(plan.get("routing", "ecmp"))
-    if "shares" in plan:
-        return Rounds(shares=np.array(plan["shares"], np.float64), routing=routing)
-    names = ("round", "pair", "sender", "receiver")
-    columns: dict[str, Any] = {name: np.array(plan[name], np.int64) for name in names}
-    return Hops(**columns, share=np.array(plan["share"], np.float64), routing=routing)
-
-
-def _placement(plan: Mapping[str, Any]) -> ExpertPlacement:
-    experts, ranks = (np.array(plan[name], np.int64) for name in ("experts", "ranks"))
-    return ExpertPlacement(experts=experts, ranks=ranks)
-
-
-BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "circuits": _circuits,
-    "transmission": _transmission,
-    "placement": _placement,
-}
-"""Functions that build a plan of a family from its fields."""
+def _plan(family: str, fields: Mapping[str, Any]) -> Any:
+    """Build a plan of a family from its fields."""
+    kinds = PLANS[family].items()
+    kind, names = next((k, n) for k, n in kinds if n[0] in fields)
+    columns: dict[str, Any] = {
+        name: np.array(fields[name], np.float64 if name in REAL else np.int64)
+        for name in names
+    }
+    if family == "transmission":
+        columns["routing"] = str(fields.get("routing", "ecmp"))
+    if kind is Matchings:  # a circuit of a port to itself is idle
+        to = columns["receivers"]
+        columns["receivers"] = np.where(to == np.arange(to.shape[-1]), -1, to)
+    return kind(**columns)

@@ -52,9 +52,7 @@ class View:
 class Policy(Protocol):
     """A policy makes plans; it may keep state, one object serves a whole run in order.
 
-    Planning is reproducible: randomness has a fixed seed.  A policy may also have
-    ``observe(view, service)``, which is called with how each of its plans was served,
-    as soon as that is known.
+    Planning is reproducible: randomness has a fixed seed.
     """
 
     @property

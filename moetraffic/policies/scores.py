@@ -4,78 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import stdtrit
 
+from moetraffic.analysis.forecast import gain
 from moetraffic.analysis.intervals import LEVEL, UNKNOWN, Interval
 from moetraffic.arrays import Float64
 from moetraffic.result import Result
 from moetraffic.units import duration
 
-from .bench import NONE, SERVED, Row, longer
+NONE, SERVED = "none", "what it serves"
+"""Forecasters of policies that use none, and of plans made from what they serve."""
 
 CONTROLS = ("oracle", "shuffled", SERVED)
 """Forecasters that no deployed policy has, or would use: never ranked."""
 
-
-class Place(NamedTuple):
-    """What policies are compared on."""
-
-    family: str
-    network: str
-    age: int
+TIME = "completion_mean_s"
 
 
-class Scored(NamedTuple):
-    """A policy with a forecaster, and its rows by trace."""
+def longer(times: Float64, others: Float64, *, span: int) -> Interval:
+    """Compute how much longer times ``[n]`` are than others, as a share of these.
 
-    policy: str
-    forecaster: str
-    runs: Mapping[str, Row]
-
-    def mean(self, name: str) -> float:
-        """Compute the geometric mean over traces."""
-        with np.errstate(divide="ignore"):  # nothing is sent
-            logs = np.log([row[name] for row in self.runs.values()])
-        return float(np.exp(logs.mean()))
-
-    def interval(self, name: str) -> Interval:
-        """Return value and ends of one trace, else mean and interval over traces."""
-        rows = list(self.runs.values())
-        if len(rows) == 1:
-            value, low, high = (rows[0][name + end] for end in ("", "_low", "_high"))
-            return Interval(value=value, low=low, high=high)
-        less = int(name == "regret")  # which is a ratio minus 1
-        return over_traces(np.log([row[name] + less for row in rows]), less)
+    Paired by iteration (block jackknife, Student).  ``span`` is the number of
+    iterations over which the errors of plans are correlated.  A moving-block bootstrap
+    of 32 iterations states more than twice as many differences where there are none.
+    """
+    less = gain(times, others, span=span)
+    return Interval(value=-less.value, low=-less.high, high=-less.low)
 
 
-def over_traces(logs: Float64, less: int = 0) -> Interval:
+def geometric_mean(values: pd.Series[float]) -> float:
+    """Compute the geometric mean, 0 where nothing is sent."""
+    with np.errstate(divide="ignore"):
+        return float(np.exp(np.log(values).mean()))
+
+
+def over_traces(logs: pd.Series[float], less: int = 0) -> Interval:
     """Compute exp(mean) - less of logarithms ``[n]`` with Student's interval."""
-    half = stdtrit(len(logs) - 1, (1 + LEVEL) / 2) * logs.std(ddof=1)
-    ends = logs.mean() + np.array([-1, 0, 1]) * half / np.sqrt(len(logs))
-    low, value, high = (np.exp(ends) - less).tolist()
+    half = stdtrit(len(logs) - 1, (1 + LEVEL) / 2) * logs.std() / np.sqrt(len(logs))
+    low, value, high = (
+        np.exp(logs.mean() + np.array([-half, 0, half])) - less
+    ).tolist()
     return Interval(value=value, low=low, high=high)
 
 
-def more_time(scored: Scored, other: Scored, span: int) -> Interval:
+def interval(runs: pd.DataFrame, name: str) -> Interval:
+    """Return value and ends of one trace, else mean and interval over traces."""
+    if len(runs) == 1:
+        value, low, high = (
+            float(runs[name + end].iloc[0]) for end in ("", "_low", "_high")
+        )
+        return Interval(value=value, low=low, high=high)
+    less = int(name == "regret")  # which is a ratio minus 1
+    return over_traces(np.log(runs[name] + less), less)
+
+
+def more_time(runs: pd.DataFrame, others: pd.DataFrame, span: int) -> Interval:
     """Compute how much longer a policy takes than another, as a share of the other.
 
     Paired: by iteration on one trace, by trace on several.
     """
-    pairs = [(row, other.runs[f]) for f, row in scored.runs.items() if f in other.runs]
+    pairs = runs.merge(others, on="file")
     if len(pairs) == 1:
-        ((row, beside),) = pairs
-        return longer(row["by_iteration_s"], beside["by_iteration_s"], span=span)
-    if not pairs:
+        (pair,) = pairs.to_dict("records")
+        return longer(pair["by_iteration_s_x"], pair["by_iteration_s_y"], span=span)
+    if pairs.empty:
         return UNKNOWN
-    name = "completion_mean_s"
-    return over_traces(np.log([row[name] / beside[name] for row, beside in pairs]), 1)
+    return over_traces(np.log(pairs[f"{TIME}_x"] / pairs[f"{TIME}_y"]), 1)
 
 
 def answer(
-    rows: Sequence[Row],
+    rows: Sequence[dict[str, Any]],
     about: Mapping[str, Mapping[str, str]],
     *,
     data: Mapping[str, Any],
@@ -87,40 +89,37 @@ def answer(
     Parameters
     ----------
     rows
-        Of :meth:`.bench.Bench.scores`, with the file of the trace.
+        Scores, by file, policy, network, age and forecaster.
     about
         Rates, and what the bound counts ("reference"), by the name of a network.
     data
-        Phase, completion and runs.
+        Phase and runs.
     span
         Iterations over which the errors of plans are correlated.
     """
-    places: dict[Place, dict[tuple[str, str], dict[str, Row]]] = {}
-    for row in rows:
-        place = Place(row["family"], row["network"], row["age"])
-        by_policy = places.setdefault(place, {})
-        by_policy.setdefault((row["policy"], row["forecaster"]), {})[row["file"]] = row
+    frame = pd.DataFrame(rows)
     shown, verdict = list[dict[str, Any]](), list[str]()
-    honest = list[str]()
-    for place, by_policy in places.items():
-        scored = [Scored(*key, runs) for key, runs in by_policy.items()]
-        ranked = [s for s in scored if s.forecaster not in CONTROLS]
-        ranked.sort(key=lambda s: s.mean("completion_mean_s"))
-        best: dict[str, Scored] = {}  # of each policy, the best forecast
-        for one in (*ranked, *(s for s in scored if s.forecaster == SERVED)):
-            best.setdefault(one.policy, one)
-        shown += [_line(place, one, ranked[:1], span) for one in best.values()]
-        if ranked and place.age == rows[0]["age"]:
-            verdict += _verdict(place, ranked, span)
-    if not any(row["over_bound"] > 0 for row in rows):
+    for place, scores in frame.groupby(["family", "network", "age"], sort=False):
+        scored = [s for _, s in scores.groupby(["policy", "forecaster"], sort=False)]
+        own = [s for s in scored if s.forecaster.iloc[0] not in CONTROLS]
+        ranked = sorted(own, key=lambda runs: geometric_mean(runs[TIME]))
+        best: dict[str, pd.DataFrame] = {}  # of each policy, the best forecast
+        for runs in (*ranked, *scored):
+            if runs.forecaster.iloc[0] not in CONTROLS[:2]:
+                best.setdefault(runs.policy.iloc[0], runs)
+        shown += [_line(runs, ranked[:1], span) for runs in best.values()]
+        if ranked and place[2] == rows[0]["age"]:
+            verdict += _verdict(ranked, span)
+    if not (frame.over_bound > 0).any():
         verdict = ["No exchange sends bytes between ranks."]
-    free = [r["moved_experts"] for r in rows if not r["moved_bytes"]]
-    if moved := max(free, default=0.0):
+    honest = list[str]()
+    free = frame.moved_experts[frame.moved_bytes == 0]
+    if (free > 0).any():
         honest.append(
-            f"Moving experts, up to {moved:.3g} a plan, is free here (--expert-bytes "
-            "0)."
+            f"Moving experts, up to {free.max():.3g} a plan, is free here "
+            "(--expert-bytes 0)."
         )
-    for policy in dict.fromkeys(r["policy"] for r in rows if r["forecaster"] == SERVED):
+    for policy in frame.policy[frame.forecaster == SERVED].unique():
         honest.append(
             f"{policy} was planned from iterations that it serves: not a forecast, not "
             "ranked."
@@ -131,8 +130,6 @@ def answer(
     else:
         first, last = runs[0]["iterations"]
         head = f"{runs[0]['file']}: {data['phase']}, iterations {first} to {last}"
-    if data["completion"] != "exchange":
-        head += f", times of {data['completion']}s"
     single = len(about) == 1
     if single:
         head += "; " + "".join(facts["rates"] for facts in about.values())
@@ -140,20 +137,18 @@ def answer(
         facts["reference"] + f" ({name})" * (not single)
         for name, facts in about.items()
     ]
-    networks = [{"network": name, **facts} for name, facts in about.items()]
-    varied = ("network", "age", "over_bound_interval", "load_imbalance", "moved_bytes")
-    for name in (*varied, "traces"):  # columns that are alike in all rows
-        if len({str(line[name]) for line in shown}) == 1 and name != "load_imbalance":
-            shown = [{k: v for k, v in line.items() if k != name} for line in shown]
+    varied = ("network", "age", "over_bound_interval", "moved_bytes", "traces")
+    for name in varied:  # columns that are alike in all rows
+        if len({str(line[name]) for line in shown}) == 1:
+            for line in shown:
+                del line[name]
     return Result(
         verb="evaluate",
         head=head,
         tables={
             "policies": shown,
-            "scores": [
-                {k: row[k] for k in row if k != "by_iteration_s"} for row in rows
-            ],
-            "networks": networks,
+            "scores": frame.drop(columns="by_iteration_s").to_dict("records"),
+            "networks": [{"network": name, **facts} for name, facts in about.items()],
         },
         screen=("policies",) if single else ("policies", "networks"),
         captions={
@@ -167,63 +162,60 @@ def answer(
 
 
 def _line(
-    place: Place, scored: Scored, fastest: Sequence[Scored], span: int
+    runs: pd.DataFrame, fastest: Sequence[pd.DataFrame], span: int
 ) -> dict[str, Any]:
     """Make the row of a policy with its best forecast."""
-    rows = list(scored.runs.values())
-    over, regret = scored.interval("over_bound"), scored.interval("regret")
-    gaps = [more_time(scored, first, span) for first in fastest if first is not scored]
-    placed = place.family == "placement"
-    line: dict[str, Any] = {
-        "policy": scored.policy,
-        "forecaster": "" if scored.forecaster == NONE else scored.forecaster,
-        "network": place.network,
-        "age": place.age,
-        "completion_p50_s": scored.mean("completion_p50_s"),
-        "completion_p99_s": scored.mean("completion_p99_s"),
+    row, several = runs.iloc[0], len(runs) > 1
+    over, regret = interval(runs, "over_bound"), interval(runs, "regret")
+    gaps = [more_time(runs, first, span) for first in fastest if first is not runs]
+    placed = row.family == "placement"
+    return {
+        "policy": row.policy,
+        "forecaster": "" if row.forecaster == NONE else row.forecaster,
+        "network": row.network,
+        "age": row.age,
+        "completion_p50_s": geometric_mean(runs.completion_p50_s),
+        "completion_p99_s": geometric_mean(runs.completion_p99_s),
         "over_bound": over.value,
-        "over_bound_interval": (over.low, over.high) if len(rows) > 1 else None,
+        "over_bound_interval": (over.low, over.high) if several else None,
         "regret": regret.value,
         "regret_interval": (regret.low, regret.high),
         "over_fastest": gaps[0].value if gaps else None,
         "over_fastest_interval": (gaps[0].low, gaps[0].high) if gaps else None,
-        "load_imbalance": scored.mean("load_imbalance") if placed else None,
-        "moved_bytes": None,
-        "traces": len(rows) if len(rows) > 1 else None,
+        "load_imbalance": geometric_mean(runs.load_imbalance) if placed else None,
+        "moved_bytes": float(runs.moved_bytes.mean()) if placed else None,
+        "traces": len(runs) if several else None,
     }
-    if placed:
-        line["moved_bytes"] = float(np.mean([row["moved_bytes"] for row in rows]))
-    return line
 
 
-def _verdict(place: Place, ranked: Sequence[Scored], span: int) -> list[str]:
+def _verdict(ranked: Sequence[pd.DataFrame], span: int) -> list[str]:
     """State the fastest policy of a family on a network, and what limits circuits."""
     first, *others = ranked
-    name = first.policy
-    if first.forecaster != NONE:
-        name += f" with {first.forecaster} forecasts"
+    row = first.iloc[0]
+    name = row.policy
+    if row.forecaster != NONE:
+        name += f" with {row.forecaster} forecasts"
     ranking = "Fastest" if others else "Only ranked"
-    family = "circuit" if place.family == "circuits" else place.family
-    text = f"{ranking} {family} policy on the network {place.network}: {name}"
-    plain = next((s for s in others if s.forecaster == NONE), None)
+    family = "circuit" if row.family == "circuits" else row.family
+    text = f"{ranking} {family} policy on the network {row.network}: {name}"
+    plain = next((s for s in others if s.forecaster.iloc[0] == NONE), None)
     if plain is not None:
         gap = more_time(plain, first, span)
         less, low, high = (
             100 * (1 - 1 / (1 + v)) for v in (gap.value, gap.low, gap.high)
         )
         than = f"{less:.2g}% below" if less else "as fast as"
-        text += f", {than} {plain.policy}"
+        text += f", {than} {plain.policy.iloc[0]}"
         if less and isfinite(low):
             text += f" (95% CI {low:.2g} to {high:.2g}%)"
             text += ", no evidence of a difference" * (low <= 0)
     sentences = [f"{text}."]
-    row = next(iter(first.runs.values()))
-    if row["delay_s"] > row["transfer_s"]:
+    if row.delay_s > row.transfer_s:
         text = (
-            f"One reconfiguration ({duration(row['delay_s'])}) outlasts the transfer "
-            f"of an exchange ({duration(row['transfer_s'])}, mean)"
+            f"One reconfiguration ({duration(row.delay_s)}) outlasts the transfer "
+            f"of an exchange ({duration(row.transfer_s)}, mean)"
         )
-        if row["delay_s"] >= row["pays_below_s"]:
+        if row.delay_s >= row.pays_below_s:
             text += "; packets alone are never slower than circuits"
         sentences.append(f"{text}.")
     return sentences

@@ -127,18 +127,8 @@ def byte_series(
 ) -> ExchangeSeries:
     """Read the bytes that each layer's exchange of one phase sends, by iteration.
 
-    Parameters
-    ----------
-    trace
-        With known bytes of all-to-alls; micro-batches of an iteration are summed.
-    phase, layers, iterations
-        Selection; None: all layers and training iterations.
-
-    Returns
-    -------
-    ExchangeSeries
-        Bytes between the ranks of all groups of a layer, ``[T, W, W]``; iterations that
-        a rank did not record are omitted.
+    Bytes are between the ranks of all groups of a layer, ``[T, W, W]``; micro-batches
+    of an iteration are summed, and iterations that a rank did not record are omitted.
 
     Raises
     ------
@@ -157,7 +147,7 @@ def byte_series(
         for layer, s in sites.items()
     }
     size = 8 * len(when) * sum(len(r) ** 2 for r in ranks.values())
-    kind: Any = np.float64 if size <= MOST_BYTES // 4 else np.uint32
+    kind = np.float64 if size <= MOST_BYTES // 4 else np.float32
     if size // (8 // np.dtype(kind).itemsize) > MOST_BYTES:
         raise AnalysisError(
             f"the matrices of an evaluation take at most {MOST_BYTES >> 30} GiB, but "
@@ -165,7 +155,7 @@ def byte_series(
         )
     read: dict[LayerKey, Any] = {}
     for layer, members in ranks.items():
-        matrices = np.zeros((len(when), len(members), len(members)), kind)
+        read[layer] = np.zeros((len(when), len(members), len(members)), kind)
         for number in sites[layer]:
             group = trace.groups[trace.sites[number].group]
             place = np.searchsorted(members, group.ranks)
@@ -173,23 +163,15 @@ def byte_series(
             for first in range(0, len(chosen), AT_ONCE):
                 some = chosen[first : first + AT_ONCE]
                 rows = np.searchsorted(when, trace.occurrences.iteration[some])
-                sent = trace.wire(some)
-                if kind == np.uint32 and sent.max(initial=0) >= 1 << 32:
-                    raise AnalysisError(
-                        f"a pair of ranks sends more than 4 GiB in {trace.name}: "
-                        "choose fewer --layers or --iterations"
-                    )
-                for row, matrix in zip(rows, sent, strict=True):
-                    matrices[row][np.ix_(place, place)] += matrix.astype(kind)
-        read[layer] = matrices
-    rows_of = {trace.sites[n].row_bytes for numbers in sites.values() for n in numbers}
+                for row, matrix in zip(rows, trace.wire(some), strict=True):
+                    read[layer][row][np.ix_(place, place)] += matrix
     return ExchangeSeries(
         name=str(trace.name),
         digest=trace.digest,
         phase=phase,
         iterations=when,
         layers=read,
-        row_bytes=rows_of.pop() if len(rows_of) == 1 else 0,
+        row_bytes=_row_bytes(trace, phase),
         ranks={layer: tuple(members) for layer, members in ranks.items()},
         notes=(*notes, *_gaps(trace, when)),
     )
@@ -204,11 +186,10 @@ def token_series(
 ) -> ExchangeSeries:
     """Read the token copies that each layer routes to its experts, by iteration.
 
-    ``trace``: With known routing; micro-batches are summed.
-
     Copies that are sent are ``[T, W, E]``, of the ranks of an expert-parallel group;
-    each group of a layer holds all experts and has a series of its own.  Where drops
-    are unknown all copies that are routed count as sent, which a note states.
+    each group of a layer holds all experts and has a series of its own.  Micro-batches
+    are summed.  Where drops are unknown all copies that are routed count as sent, which
+    a note states.
 
     Raises
     ------
@@ -232,21 +213,19 @@ def token_series(
     iterations = own_iterations(trace, iterations, notes)
     routed = trace.find(operation=ROUTING, iterations=iterations)
     calls, when = _complete(trace, routed, sites)
-    numbers = [number_of(key) for key in sites]
+    layer_numbers = [number_of(key) for key in sites]
     read: dict[LayerKey, Float64] = {}
     ranks: dict[LayerKey, tuple[int, ...]] = {}
     for place, here in sorted(calls.items()):
-        group = trace.groups[trace.sites[sites[place][0]].group]
         layer = number_of(place)
-        key = place if numbers.count(layer) > 1 else layer
-        ranks[key] = group.ranks
+        key = place if layer_numbers.count(layer) > 1 else layer
+        ranks[key] = trace.groups[trace.sites[sites[place][0]].group].ranks
         for number in sites[place]:
             some = here[trace.occurrences.site[here] == number]
             kept = trace.demand(some).astype(np.float64)
             if trace.sites[number].dropped == DroppedForm.STORED:
                 kept -= trace.dropped(some)
-            if key not in read:
-                read[key] = np.zeros((len(when), *kept.shape[1:]))
+            read.setdefault(key, np.zeros((len(when), *kept.shape[1:])))
             rows = np.searchsorted(when, trace.occurrences.iteration[some])
             np.add.at(read[key], rows, kept)
     forms = {trace.sites[n].dropped for numbers in sites.values() for n in numbers}
@@ -255,21 +234,22 @@ def token_series(
             "dropped copies are unknown: all token copies that were routed count as "
             "sent"
         )
-    rows_of = (
-        site.row_bytes
-        for site in trace.sites
-        if site.operation == ALL_TO_ALL and site.phase == PHASES[0]
-    )
     return ExchangeSeries(
         name=str(trace.name),
         digest=trace.digest,
         phase=phase,
         iterations=when,
         layers=read,
-        row_bytes=next(rows_of, 0),
+        row_bytes=_row_bytes(trace, PHASES[0]),
         ranks=ranks,
         notes=(*notes, *_gaps(trace, when)),
     )
+
+
+def _row_bytes(trace: Trace, phase: str) -> int:
+    """Return the bytes of a token copy; 0: not known."""
+    sites = (s for s in trace.sites if s.operation == ALL_TO_ALL and s.phase == phase)
+    return next((site.row_bytes for site in sites), 0)
 
 
 def _complete(
@@ -309,21 +289,9 @@ def forecast_points(
 ) -> Sequence[Float64]:
     """Forecast a series at some iterations from what is known ``age`` before.
 
-    Parameters
-    ----------
-    series
-        ``[T, ...]``, 0 and above.
-    points
-        ``[n]`` iterations of the second half.
-    age
-        Iterations from the newest known one to the forecast one, 1 or more.
-    forecaster
-        One of FORECASTERS; settings are chosen on the second quarter.
-
-    Returns
-    -------
-    sequence of n arrays ``[...]``
-        Each depends on ``series[: point - age + 1]`` only, but for the oracle.
+    ``series`` is ``[T, ...]``, 0 and above, and ``points`` ``[n]`` iterations of its
+    second half.  Settings of the ``forecaster`` are chosen on the second quarter.  Each
+    forecast ``[...]`` depends on ``series[: point - age + 1]`` only, but the oracle's.
     """
     newest = points - age
     if forecaster in ("oracle", "persistence", "shuffled"):

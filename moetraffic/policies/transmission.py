@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,14 +46,13 @@ class ShiftedRounds:
     name: str = "shifted-rounds"
     family: str = "transmission"
     forecasts: bool = False
-    routing: str = "ecmp"
 
     def plan(self, view: View) -> Rounds:
         """Return W - 1 rounds."""
         rank = np.arange(view.ranks)
         ahead = (rank[None, :] - rank[:, None]) % view.ranks
         shares = ahead == np.arange(1, view.ranks)[:, None, None]
-        return Rounds(shares=shares.astype(np.float64), routing=self.routing)
+        return Rounds(shares=shares.astype(np.float64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +70,13 @@ class TwoLevel:
     name: str = "two-level"
     family: str = "transmission"
     forecasts: bool = False
-    routing: str = "ecmp"
 
     def plan(self, view: View) -> Hops:
         """Plan two rounds."""
         grid = view.network.rank_grid()
-        ranks = grid.shape[1]
-        ways = Ways.over(grid, np.eye(ranks))  # over the rail of the destination
-        parts = [ways.hops(0, FIRST), ways.inside(0), ways.hops(1, BETWEEN)]
-        return joined(parts, routing=self.routing)
+        rail_of_destination = np.eye(grid.shape[1])
+        ways = Ways.over(grid, rail_of_destination)
+        return joined([ways.hops(0, FIRST), ways.inside(0), ways.hops(1, BETWEEN)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +95,14 @@ class Forwarded:
     family: str = "transmission"
     forecasts: bool = False
     once: bool = False
-    routing: str = "ecmp"
 
     def plan(self, view: View) -> Hops:
         """Plan one round."""
         grid = view.network.rank_grid()
-        own = np.eye(grid.shape[1])[:, None, None]  # over the rail of the source
-        ways = Ways.over(grid, own)
+        rail_of_source = np.eye(grid.shape[1])[:, None, None]
+        ways = Ways.over(grid, rail_of_source)
         parts = [ways.hops(0, BETWEEN), ways.hops(0, FINAL), ways.inside(0)]
-        return joined(parts, routing=self.routing, once=self.once)
+        return joined(parts, once=self.once)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +127,6 @@ class Fast:
     name: str = "fast"
     family: str = "transmission"
     forecasts: bool = True
-    routing: str = "ecmp"
 
     def plan(self, view: View) -> Hops:
         """Plan the forecast; pairs of hosts without bytes in it use all NICs evenly."""
@@ -143,16 +139,15 @@ class Fast:
             parts.append(ways.hops(number, BETWEEN, phase))
             parts.append(ways.hops(number + 1, FINAL, phase))
         parts.append(ways.inside(max(1, len(phases) - 1)))
-        return joined(parts, routing=self.routing)
+        return joined(parts)
 
 
 def rail_shares(rows: Float64) -> Float64:
     """Divide what each rank has for a host over the ranks of its own host.
 
-    ``rows``: ``[H, g, H]`` bytes from rank g of a host to other hosts.
-
-    ``[H, g, H, g]``: the share of a rank's bytes for a host that leaves by each rank,
-    so that all ranks send equal bytes; as little as possible changes its rank.
+    ``rows``: ``[H, g, H]`` bytes from rank g of a host to other hosts.  Returns ``[H,
+    g, H, g]``, the share of a rank's bytes for a host that leaves by each rank, so that
+    all ranks send equal bytes; as little as possible changes its rank.
 
     Examples
     --------
@@ -169,18 +164,15 @@ def rail_shares(rows: Float64) -> Float64:
     share = given[..., None] * to.transpose(0, 2, 1)[:, None]
     own = np.arange(ranks)
     share[:, own, :, own] += (1 - given).transpose(1, 0, 2)
-    empty = np.broadcast_to(rows[..., None] == 0, share.shape)
-    return np.asarray(np.where(empty, 1 / ranks, share))
+    return np.asarray(np.where(rows[..., None] == 0, 1 / ranks, share))
 
 
 def round_shares(matrix: npt.ArrayLike) -> Float64:
     """Divide the bytes of each pair over the permutations of a decomposition.
 
-    ``matrix``: ``[n, n]`` bytes, rounded to whole ones.
-
-    ``[K + 1, n, n]``: the share of each pair's bytes in each round, shortest
-    permutation first; those of a pair sum to 1.  Pairs without bytes are in the last
-    round.
+    ``matrix``: ``[n, n]`` bytes, rounded to whole ones.  Returns ``[K + 1, n, n]``, the
+    share of each pair's bytes in each round, shortest permutation first; those of a
+    pair sum to 1.  Pairs without bytes are in the last round.
     """
     left = crossing(np.rint(matrix))
     whole = left.copy()
@@ -207,20 +199,16 @@ class Ways:
     grid: Int64  # [H, g] ranks
     pair: Int64  # [n] source W + destination
     ends: Int64  # [n, 4] source, rank that sends, rank that receives, destination
-    hosts: Int64  # [n, 2] of source and destination
+    hosts: tuple[Int64, Int64]  # [n] of source and destination
     share: Float64  # [n] of the pair's bytes
 
     @classmethod
     def over(cls, grid: Int64, share: Float64) -> Ways:
         """List the ways that carry a share.
 
-        Parameters
-        ----------
-        grid
-            ``[H, g]`` ranks of each host.
-        share
-            Broadcasts to ``[H, g, H, g, g']``: share of the bytes from rank g of a host
-            to a rank of another that crosses from rank g' to rank g' of the other.
+        ``grid``: ``[H, g]`` ranks of each host.  ``share`` broadcasts to ``[H, g, H, g,
+        g']``: share of the bytes from rank g of a host to a rank of another that
+        crosses from rank g' to rank g' of the other.
         """
         share = np.broadcast_to(share, (*grid.shape, *grid.shape, grid.shape[1]))
         indices = np.nonzero(share)
@@ -230,7 +218,7 @@ class Ways:
             grid=grid,
             pair=source * grid.size + target,
             ends=np.stack((source, grid[a, rail], grid[b, rail], target), axis=1),
-            hosts=np.stack((a, b), axis=1),
+            hosts=(a, b),
             share=np.asarray(share[a, k, b, to, rail]),
         )
 
@@ -248,9 +236,7 @@ class Ways:
 
     def hops(self, number: int, step: int, phase: Float64 | None = None) -> Hops:
         """Hops of a step in a round, of a share ``[H, H]`` of hosts' bytes."""
-        share = self.share
-        if phase is not None:
-            share = share * phase[self.hosts[:, 0], self.hosts[:, 1]]
+        share = self.share if phase is None else self.share * phase[self.hosts]
         sender, receiver = self.ends[:, step], self.ends[:, step + 1]
         some = (share > 0) & (sender != receiver)
         return Hops(
@@ -262,41 +248,34 @@ class Ways:
         )
 
 
-def joined(parts: Sequence[Hops], *, routing: str, once: bool = False) -> Hops:
+def joined(parts: Sequence[Hops], *, once: bool = False) -> Hops:
     """Join hops into one plan."""
     columns = ("round", "pair", "sender", "receiver", "share")
-    whole = {c: np.concatenate([getattr(part, c) for part in parts]) for c in columns}
-    return Hops(**whole, routing=routing, once=once)  # type: ignore[arg-type]
+    whole: dict[str, Any] = {
+        c: np.concatenate([getattr(part, c) for part in parts]) for c in columns
+    }
+    return Hops(**whole, once=once)
 
 
 def with_distinct_tokens(
     network: PacketNetwork, trace: Trace, *, phase: str = "dispatch"
 ) -> PacketNetwork:
-    """Return a network with the distinct tokens of a trace, if it has a sample."""
-    routed = [site for site in trace.sites if site.operation == ROUTING]
-    sampled = trace.meta.k == 1 or all(site.token_sample for site in routed)
-    if network.distinct is not None or not routed or not sampled:
-        return network
-    share = distinct_tokens(trace, network.rank_grid(), phase=phase)
-    return replace(network, distinct=share)
+    """Return a network with the distinct tokens of a trace, if it has a sample.
 
-
-def distinct_tokens(trace: Trace, grid: Int64, *, phase: str = "dispatch") -> Float64:
-    """Compute how many of a two-level dispatch's token copies are of distinct tokens.
-
-    ``grid``: ``[H, g]`` ranks of each host, consecutive.
-
-    Returns
-    -------
-    float64 array ``[W, W]``
-        Distinct tokens over token copies from a rank to the rank of its place on each
-        host, and from there inside the host, over the whole run; 1 on other hops.
+    These are ``[W, W]`` distinct tokens over token copies, from a rank to the rank of
+    its place on each host, and from there inside the host, over the whole run; 1 on
+    other hops.
 
     Raises
     ------
     TraceError
-        If the ranks of hosts are not consecutive, or the trace has no such sample.
+        If the ranks of hosts are not consecutive.
     """
+    routed = [site for site in trace.sites if site.operation == ROUTING]
+    sampled = trace.meta.k == 1 or all(site.token_sample for site in routed)
+    if network.distinct is not None or not routed or not sampled:
+        return network
+    grid = network.rank_grid()
     hosts, ranks = grid.shape
     if (grid.ravel() != np.arange(grid.size)).any():
         raise TraceError(
@@ -314,14 +293,13 @@ def distinct_tokens(trace: Trace, grid: Int64, *, phase: str = "dispatch") -> Fl
         return total
 
     once = bytes_of(redispatch(trace, "deduplicated", ranks_per_node=ranks))
-    copies = bytes_of(redispatch(trace, "plain"))
-    grouped = copies.reshape(hosts, ranks, hosts, ranks)
+    copies = bytes_of(redispatch(trace, "plain")).reshape(hosts, ranks, hosts, ranks)
     plain: Float64 = np.zeros((hosts, ranks, hosts, ranks))
     place, host = np.arange(ranks), np.arange(hosts)
-    plain[:, place, :, place] = grouped.sum(axis=3).transpose(1, 0, 2)
+    plain[:, place, :, place] = copies.sum(axis=3).transpose(1, 0, 2)
     # what a place of all hosts has for the ranks of a host
-    plain[host, :, host] = grouped.sum(axis=0).transpose(1, 0, 2)
+    plain[host, :, host] = copies.sum(axis=0).transpose(1, 0, 2)
     plain = plain.reshape(once.shape)
-    return np.divide(
-        once, plain, out=np.ones_like(once), where=(plain > 0) & (once > 0)
-    )
+    share = np.ones_like(once)
+    np.divide(once, plain, out=share, where=(plain > 0) & (once > 0))
+    return replace(network, distinct=share)

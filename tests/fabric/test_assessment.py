@@ -57,28 +57,6 @@ def test_the_bound_is_the_mean_of_the_largest_of_each_iteration() -> None:
     assert loads.bytes.to_numpy().reshape(3, -1).tolist() == same.tolist()
 
 
-@pytest.mark.parametrize(
-    ("factor", "pairs", "times", "said"),
-    [
-        (4, [(0, 2), (1, 3)], 4.0, "4:1 takes 300% longer than 1:1"),
-        (1, [(0, 2), (1, 3)], 1.0, ""),
-        (4, [(0, 1)], 1.0, "4:1 takes as long as 1:1"),  # within a leaf
-    ],
-)
-def test_oversubscription_is_compared_with_one_to_one(
-    factor: float, pairs: list[tuple[int, int]], times: float, said: str
-) -> None:
-    sent = np.zeros((1, 4, 4), np.int64)
-    for pair in pairs:
-        sent[0][pair] = 1_000_000_000
-    network = leaf_spine(FOUR, leaves=2, spines=1, oversubscription=factor)
-    result = assess(network, sent)
-    assert result.data["bottleneck_s"].tolist() == [times]
-    assert result.data["one_to_one_s"].tolist() == [1.0]
-    assert said in result.verdict[0]
-    assert ("longer" in result.verdict[0]) == ("longer" in said)
-
-
 def test_the_link_that_is_the_slowest_most_often_is_named() -> None:
     """Not the one with the longest mean time."""
     sent = np.zeros((3, 4, 4), np.int64)

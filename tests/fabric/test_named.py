@@ -32,7 +32,7 @@ def test_every_name_alone_holds_the_ranks_at_the_capacity(name: str) -> None:
 
 
 def test_a_dragonfly_by_name_alone_is_told_what_it_needs() -> None:
-    with pytest.raises(FabricError, match='"shape": "2x4x2"'):
+    with pytest.raises(FabricError, match="give --shape 2x4x2"):
         load_fabric("dragonfly", 4, capacity="8Gbps")
 
 
@@ -46,7 +46,7 @@ def test_a_file_says_what_the_options_say(tmp_path: Path) -> None:
                 "leaves": 2,
                 "spines": 1,
                 "oversubscription": 4,
-                "placement": "0,2,1,3",
+                "slots": "0,2,1,3",
             }
         )
     )
@@ -87,38 +87,33 @@ def test_the_arguments_are_the_options_of_fabric() -> None:
     ("said", "sentence"),
     [
         (None, "a network is one of single"),
-        ("[1]", r"JSON object, but .*\(it is another value\): correct it"),
+        ("[1]", r"JSON object, but .*\(\[1\]\): correct it"),
         ("{", r"line 1 column 2 .*\): correct it"),
         ('{"topology": "ring", "capacity": "1Gbps"}', "not 'ring'"),
         ('{"topology": "single"}', "needs the capacity of a NIC"),
         ('{"topology": "single", "capacity": 7}', "capacity is text, not 7"),
         ('{"capacity": "1Gbps", "inside": 7}', "inside is text, not 7"),
         (
-            '{"topology": "single", "capacity": "1Gbps", "k": 4}',
-            r"in .*net\.json: k is of fat-tree.* leave out the key k",
+            '{"topology": "single", "capacity": "1Gbps", "ports": 4}',
+            r"in .*net\.json: ports is of fat-tree.* leave out --ports",
         ),
-        ('{"capacity": "fast"}', r"in .*net\.json, capacity: a rate is"),
+        ('{"capacity": "fast"}', r"in .*net\.json: a rate is"),
         (
             '{"capacity": "1Gbps", "rates": {"rank1": "9"}}',
-            r"in .*net\.json, rank1: a rate is",
+            r"in .*net\.json: a rate is",
         ),
         (
             '{"topology": "leaf-spine", "leaves": 2, "spines": 1, "capacity": "1Gbps", '
             '"rates": {"leaf0 -> leaf1": "1Gbps"}}',
-            "links from leaf0 are .*leaf0 -> spine0",
+            "'leaf0 -> leaf1' is none of these: did you mean ",
         ),
         ('{"topology": "leaf-spine", "capacity": "1Gbps", "leaves": "2"}', "'2'"),
         ('{"capacity": "1Gbps", "oversubscription": "1,4"}', "number, not '1,4'"),
-        ('{"capacity": "1Gbps", "placement": "0,0,1,2"}', "at most once"),
-        ('{"capacity": "1Gbps", "hosts": 2}', r"net\.json, hosts: .* have room for 2"),
+        ('{"capacity": "1Gbps", "slots": "0,0,1,2"}', "at most once"),
+        ('{"capacity": "1Gbps", "hosts": 2}', r"net\.json: .* have room for 2"),
         (
             '{"topology": "leaf-spine", "capacity": "1Gbps", "hosts": 3, "leaves": 2}',
-            r"net\.json, hosts: .* have room for 3",
-        ),
-        ('{"capacity": "1Gbps", "leaves": 1, "leaves": 4}', "'leaves' is repeated"),
-        (
-            '{"capacity": "1Gbps", "rates": {"rank1": "1Gbps", "rank1": "2Gbps"}}',
-            "'rank1' is repeated",
+            r"net\.json: .* have room for 3",
         ),
         ('{"capacty": "1Gbps"}', "'capacty' is no key of a network, which has top"),
     ],
@@ -191,7 +186,7 @@ def test_unreachable_ranks_are_one_sentence(tmp_path, said, failed, sentence):
     path = tmp_path / "network.json"
     rates = dict.fromkeys(failed, "0Gbps")
     path.write_text(json.dumps({"capacity": "8Gbps", **said, "rates": rates}))
-    with pytest.raises(FabricError, match=r"network\.json, rates: every host") as error:
+    with pytest.raises(FabricError, match=r"network\.json: every host") as error:
         load_fabric(str(path), 4)
     assert sentence in str(error.value)
 
@@ -219,11 +214,11 @@ def test_different_rates_of_ranks_that_share_a_nic_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("rates", "sentence"),
     [
-        ([1], "rates are an object"),
+        ([1], "rates is an object"),
         (
             {"rank9": "1Gbps"},
             "rank .rank0 to rank3., a host .host0 to host3.*"
-            "'rank9' is none of these: leave this rate out .a folded or selected ",
+            "'rank9' is none of these: .* .a folded trace",
         ),
         ({"rank": "1Gbps"}, "'rank' is none of these: did you mean rank"),
         ({"nic0->switch": "1Gbps"}, "of these: did you mean "),

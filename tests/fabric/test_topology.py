@@ -19,9 +19,9 @@ from moetraffic.fabric import (
     fat_tree,
     leaf_spine,
     link_loads,
+    placed,
     rail_optimized,
     route,
-    strided,
     torus,
     transfer_seconds,
 )
@@ -155,9 +155,9 @@ def test_an_own_graph_is_routed_along_its_shortest_path() -> None:
 
 def test_placements() -> None:
     two = hosts(2, 3)
-    assert strided(4, two).tolist() == [0, 3, 1, 4]
+    assert placed("strided", 4, two).tolist() == [0, 3, 1, 4]
     with pytest.raises(FabricError, match="room for 6, but there are 7 ranks"):
-        strided(7, two)
+        placed("strided", 7, two)
     with pytest.raises(FabricError, match="name each at most once"):
         explicit([0, 0], two)
 
@@ -172,7 +172,7 @@ def test_placements() -> None:
         (lambda: leaf_spine(hosts(6), leaves=2, oversubscription=0), "positive"),
         (
             lambda: leaf_spine(hosts(1), leaves=2),
-            "there is 1 host for 2 leaves: choose 1,",
+            "1 hosts for 2 leaves",
         ),
         (lambda: hosts(2, 4, 3), "choose a divisor of 4"),
         (lambda: hosts(0), "at least 1"),

@@ -42,7 +42,7 @@ def test_traces_are_tasks_of_a_scheduler(tmp_path: Path) -> None:
     policies = {
         (s["policy"], s["network"]) for run in found["runs"] for s in run["scores"]
     }
-    assert len({name for name, _ in policies}) == 10
+    assert len({name for name, _ in policies}) == 11
     assert len({network for _, network in policies}) == 4
     assert tasks > 0  # the worker of the scheduler did them
     assert "| torus | `sprayed` | 2 |" in ran.stdout

@@ -26,7 +26,6 @@ from moetraffic.policies.series import (
     byte_series,
     forecast_points,
 )
-from moetraffic.policies.service import Service
 from moetraffic.report.views.evaluate import chart
 
 from .conftest import by_name, counts, rows_of, series
@@ -115,27 +114,6 @@ def test_a_policy_that_fails_is_named_and_the_others_go_on(
     (sentence,) = result.data["failures"]
     assert sentence.startswith(why)
     assert result.notes[-1] == sentence
-
-
-def test_observations_come_when_they_are_known() -> None:
-    observed: list[tuple[int, int]] = []
-
-    @dataclass(kw_only=True)
-    class Learner(Probe):
-        now: int = 0
-
-        def plan(self, view: View) -> Any:
-            self.now = view.iteration
-            return super().plan(view)
-
-        def observe(self, view: View, service: Service) -> None:
-            assert service.demand_bytes > 0
-            observed.append((self.now, view.iteration))
-
-    evaluate(drawn(), [Learner], age=3, forecasters=["persistence"])
-    # the iteration before the current plan's, at least the age before the next one
-    assert observed
-    assert all(then <= now + 1 - 3 for now, then in observed)
 
 
 @pytest.mark.parametrize("forecaster", FORECASTERS[:-1])
@@ -299,12 +277,12 @@ def test_a_policy_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert failure.startswith("own raised ValueError for layer 0")
     own.with_name("broken.py").write_text("import nothing_of_this_name")
     for name, why in (
-        (f"{own}:Missing", "no attribute 'Missing'"),
+        (f"{own}:Missing", "no class 'Missing'"),
         (f"{own}", f"give {own}:Own or {own}:Failing or {own}:Needy"),
         ("birkhof", "did you mean birkhoff"),
         (f"{own}:Needy", "cannot be made without arguments"),
         (f"{tmp_path}/broken.py:Own", "ModuleNotFoundError"),
-        (f"{tmp_path}/absent.py:Own", "absent.py: correct the path"),
+        (f"{tmp_path}/absent.py:Own", "correct the file or its path"),
     ):
         assert main([*asked, name]) == 2
         said = capsys.readouterr().err

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.policies.bench import longer
 from moetraffic.policies.evaluate import evaluate
 from moetraffic.policies.optical import OpticalSwitch
+from moetraffic.policies.scores import longer
 from moetraffic.policies.series import ExchangeSeries
 from moetraffic.policies.service import crossing, line_bytes
 

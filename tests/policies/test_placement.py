@@ -130,7 +130,7 @@ def test_impossible_placements(plan: object, why: str) -> None:
 
 
 def test_impossible_clusters() -> None:
-    with pytest.raises(FabricError, match="token_s is 0 or more"):
+    with pytest.raises(FabricError, match="token_s must be at least 0"):
         Cluster(rate_bytes_s=1, token_s=-1)
 
 

@@ -12,12 +12,12 @@ import pytest
 from moetraffic import Trace, load_fabric
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
-from moetraffic.policies.bench import SERVED
 from moetraffic.policies.cluster import Cluster
 from moetraffic.policies.evaluate import evaluate
 from moetraffic.policies.networks import OPTICAL
 from moetraffic.policies.packets import PacketNetwork
 from moetraffic.policies.plan_file import plan_file
+from moetraffic.policies.scores import SERVED
 
 from .conftest import rows_of
 

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic import load_fabric
 from moetraffic.fabric import Hosts, leaf_spine, single_switch
 from moetraffic.policies.packets import PacketNetwork, Rounds
 from moetraffic.policies.service import crossing, line_bytes
-from moetraffic.policies.transmission import AllAtOnce, ShiftedRounds, TwoLevel
+from moetraffic.policies.transmission import AllAtOnce, ShiftedRounds
 
 from .conftest import A_LATER, A, B, H, view_of
 
@@ -61,18 +60,3 @@ def test_the_cut_between_two_leaves() -> None:
 )
 def test_impossible_rounds(plan: object, why: str) -> None:
     assert why in ports(3).check(plan, np.zeros((3, 3)))
-
-
-@pytest.mark.parametrize("name", ["leaf-spine", "torus", "single"])
-def test_the_transposed_plan_serves_the_transposed_matrix(name: str) -> None:
-    rng = np.random.default_rng()
-    network = PacketNetwork(network=load_fabric(name, 6, capacity="8Gbps"))
-    matrix = crossing(rng.integers(0, 9, (6, 6)) * 1e9)
-    part = rng.random((6, 6))
-    plan = Rounds(shares=np.stack((part, 1 - part)), routing="ideal")
-    back = network.transposed(plan)
-    assert network.check(back, matrix) == ""
-    there = network.serve(matrix, plan).completion_s
-    assert network.serve(matrix.T, back).completion_s == pytest.approx(there)
-    hops = TwoLevel().plan(view_of(matrix, network))
-    assert network.check(network.transposed(hops), matrix) == ""

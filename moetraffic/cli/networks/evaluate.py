@@ -35,8 +35,7 @@ from moetraffic.report.console.options import (
 from moetraffic.units import byte_count, bytes_per_second, seconds
 
 CIRCUITS, PLACEMENT, PLANS = "Optical circuits", "Expert placement", "Plans"
-PACKETS, COMPUTE = "Packet networks", "Layers and iterations"
-SCOPES = ("exchange", "layer", "iteration")
+PACKETS = "Packet networks"
 
 
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -140,27 +139,13 @@ def evaluate(
             show_default="packets, or replan without packets",
         ),
     ] = None,
-    completion: Annotated[
-        str,
-        option(
-            ...,
-            "What completion times are of: the exchange; the layer (dispatch, experts, "
-            "combine); the iteration (both passes of all layers).",
-            choices=SCOPES,
-            panel=COMPUTE,
-        ),
-    ] = "exchange",
     token_time: Annotated[
         float,
-        option(..., "Compute time of a token copy: 20ns.", read=seconds, panel=COMPUTE),
-    ] = "0s",  # type: ignore[assignment]
-    other_time: Annotated[
-        float,
         option(
             ...,
-            "Forward compute of a layer beside its experts: 2ms.",
+            "Compute time of a token copy: 20ns.",
             read=seconds,
-            panel=COMPUTE,
+            panel=PLACEMENT,
         ),
     ] = "0s",  # type: ignore[assignment]
     replicas: Annotated[
@@ -203,17 +188,11 @@ def evaluate(
     from moetraffic.policies.evaluate import DEFAULT_POLICIES
     from moetraffic.policies.evaluate import evaluate as evaluated
     from moetraffic.policies.plan_file import plan_file
-    from moetraffic.policies.service import Scope
 
     names: list[Any] = _names(policy or [*DEFAULT_POLICIES])
     if policy is None and not packets:
         names.remove("packets")
     names += [plan_file(path) for path in plan or []]
-    scope = Scope(
-        name=completion,
-        token_s=0.0 if completion == "exchange" else token_time,
-        other_s=other_time,
-    )
     title = f"policies on {len(traces)} traces" if traces[1:] else f"{traces[0].name}"
     client = nullcontext() if dask is None else connected(dask)
     total = len(traces) * len(names)
@@ -225,7 +204,6 @@ def evaluate(
             age=positive_numbers(age, "ages are iterations", "--age 1,5"),
             hold=hold,
             most=most,
-            scope=scope,
             **selection(layers, iterations, phase),
             client=cluster,
             on_run=tick,

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.policies.bench import NONE
-from moetraffic.policies.scores import CONTROLS
+from moetraffic.policies.scores import CONTROLS, NONE
 from moetraffic.report.chart import Axis, Chart, Panel, Series, line_colors
 from moetraffic.result import Result
 
