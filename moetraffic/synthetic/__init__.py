@@ -1,0 +1,1 @@
+"""Synthetic traffic: surrogates and relabeled copies of runs, and their comparison."""
