@@ -1,12 +1,8 @@
 """Random streams that do not depend on the order of their use.
 
 Every draw has an address: the seed, what is drawn, the iteration, the layer.  A Philox
-generator is a function of its key and counter, so threads and blocks of any size draw
-the same.
-
-References
-----------
-J. K. Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC'11.
+generator (J. K. Salmon et al., SC'11) is a function of its key and counter, so threads
+and blocks of any size draw the same.
 """
 
 from __future__ import annotations
@@ -27,20 +23,13 @@ class Use(enum.IntEnum):
     MOVEMENT = 1  # of the log-weights, a block of iterations
     RANKS = 2  # factors of the ranks, an iteration
     COUNTS = 3  # token copies, an iteration and exchange
-    HAND_OVER = 5  # order in which experts are hottest, once
-    TIMES = 4  # gaps and durations, an iteration
+    HAND_OVER = 4  # order in which experts are hottest, once
 
 
 def generator(
     seed: int, use: Use, iteration: int = 0, exchange: int = 0
 ) -> np.random.Generator:
-    """Random generator of one stream; a seed is from 0 to MOST_SEED.
-
-    Raises
-    ------
-    LayoutError
-        If the seed is out of range.
-    """
+    """Make the generator of one stream; LayoutError for a seed above MOST_SEED."""
     if not 0 <= seed <= MOST_SEED:
         raise LayoutError(
             f"a seed is from 0 to {MOST_SEED}, but {seed} was given: change --seed"

@@ -12,7 +12,7 @@ from moetraffic.analysis.measures import entropy, total_variation
 from moetraffic.arrays import Float64, Int64, Integer
 
 from .shares import log_weights
-from .surrogate import LEAST_BEND, OF_RUN, Surrogate, at_times, sample
+from .surrogate import ARRAYS, LEAST_BEND, Surrogate, at_times, sample
 
 FIRST_WINDOW, GROWTH, LONGEST_WINDOW = 20, 1.4, 60
 """Iterations between knots: training changes fast at first."""
@@ -62,7 +62,7 @@ def fit(
         fitted.append(calibrated(_fitted(run[:length], k, ep), run[:length]))
         tick(len(fitted))
     arrays: dict[str, Any] = {
-        name: np.concatenate([getattr(m, name) for m in fitted]) for name in OF_RUN
+        name: np.concatenate([getattr(m, name) for m in fitted]) for name in ARRAYS
     }
     return replace(fitted[0], **arrays)
 

@@ -29,24 +29,15 @@ LEAST_SHARE = 1e-9
 MOST_SHARE = 1 - 1e-5
 """Largest probability that a token selects an expert."""
 
-MOST_STEPS = 60
-"""Newton steps for the sum of probabilities; three are usual."""
-
-CLOSE = 0.05
-"""Newton step below which the last one, linear in the probabilities, is exact."""
+MOST_STEPS, CLOSE = 60, 0.05
+"""Newton steps for the sum of probabilities, of which three are usual; and the step
+below which the last one is linear in the probabilities."""
 
 
 def probabilities(x: Floating, k: int) -> Floating:
     """Probability that a token selects each expert, ``[..., E]``; rows sum to k.
 
     Of log-weights ``[..., E]``, known up to a constant a row, and of their type.
-
-    Examples
-    --------
-    >>> probabilities(np.log(np.array([0.5, 0.25, 0.25])), 1).tolist()
-    [0.5, 0.25, 0.25]
-    >>> probabilities(np.array([3.0, 3.0, -3.0, -3.0]), 2).sum().round(6)
-    np.float64(2.0)
     """
     experts = x.shape[-1]
     if k >= experts:
@@ -72,13 +63,7 @@ def probabilities(x: Floating, k: int) -> Floating:
 
 
 def bounded(shares: Floating, k: int) -> Floating:
-    """Scale rows ``[..., E]`` of positive shares to the sum k, none above 1, in place.
-
-    Examples
-    --------
-    >>> bounded(np.array([[0.9, 0.4, 0.2, 0.2]]), 2).round(2).tolist()
-    [[1.0, 0.5, 0.25, 0.25]]
-    """
+    """Scale positive rows ``[..., E]`` to the sum k, none above 1, in place."""
     shares *= k / shares.sum(axis=-1, keepdims=True)
     if k == 1:
         return shares
@@ -114,11 +99,6 @@ def rounded(shares: Floating, copies: int, offset: Floating) -> Int32:
     """Whole counts ``[..., E]`` whose means are given shares, in any unit.
 
     A row sums to ``copies``; ``offset [...]`` is uniform from 0 to below 1.
-
-    Examples
-    --------
-    >>> rounded(np.array([[0.5, 0.25, 0.25]]), 4, np.array([0.3])).tolist()
-    [[2, 1, 1]]
     """
     total = np.cumsum(shares, axis=-1, dtype=np.float64)
     total *= copies / total[..., -1:]
@@ -136,14 +116,6 @@ def squared_normal(mean: Float64, variance: Float64) -> tuple[Float64, Float64]:
     fewer than censored normal ones.  Center and scale ``[...]`` of shares of these
     moments, ``[...]`` each, which are ``scale * max(0, center + z)**2``, z standard
     normal.
-
-    Examples
-    --------
-    >>> center, scale = squared_normal(np.array([0.1]), np.array([0.01]))
-    >>> z = np.random.default_rng(0).standard_normal(100_000)
-    >>> shares = scale * np.maximum(center + z, 0) ** 2
-    >>> (shares.mean().round(2), shares.std().round(2))
-    (np.float64(0.1), np.float64(0.1))
     """
     near = np.maximum(mean, LEAST_SHARE)
     ratio = np.log(np.maximum(variance, LEAST_SHARE**2) / near**2)

@@ -26,8 +26,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -51,6 +52,17 @@ SPLIT = 0.3
 """Deviation of the levels of experts that follow one captured expert, of all levels."""
 
 MOST_FACTOR = 10.0
+
+
+ARRAYS = {
+    **dict.fromkeys(("amplitude", "dispersion"), ("run", "knot", "layer")),
+    **dict.fromkeys(("bend", "slope"), ("run", "layer")),
+    "level": ("run", "knot", "layer", "expert"),
+    "autocorrelation": ("run", "knot", "layer", "lag"),
+    "own": ("run", "layer", "expert"),
+    "factors": ("run", "knot", "layer", "expert", "factor"),
+}
+"""Arrays of a surrogate and their axes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,13 +105,7 @@ class Knobs:
     hand_over: int = 0  # iterations after which another expert is hottest; 0: fitted
 
     def __post_init__(self) -> None:
-        """Refuse what no run is.
-
-        Raises
-        ------
-        LayoutError
-            If a value is out of range.
-        """
+        """Raise LayoutError for a value that is out of range."""
         for name in ("skew", "drift", "rank_imbalance"):
             value = getattr(self, name)
             if not 0 <= value <= MOST_FACTOR or (name == "drift" and value == 0):
@@ -144,25 +150,10 @@ def sample(
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Run:
-    """Parameters of one sampled run; fields as of :class:`Surrogate`, without n."""
-
-    level: Float64
-    amplitude: Float64
-    autocorrelation: Float64
-    bend: Float64
-    dispersion: Float64
-    slope: Float64
-    own: Float64
-    factors: Float64
-
-
-def _drawn_run(model: Surrogate, seed: int, experts: int, ep: int) -> Run:
-    """Draw the parameters of a run, of other experts if they are not as many."""
+def _drawn_run(model: Surrogate, seed: int, experts: int, ep: int) -> SimpleNamespace:
+    """Draw the parameters of a run: those of ARRAYS, without the first axis."""
     rng = generator(seed, Use.RUN)
     runs, _, layers, fitted = model.level.shape
-    mean, deviation = model.level.mean(axis=0), model.level - model.level.mean(axis=0)
     size = np.sqrt((1 + 1 / runs) / max(runs - 1, 1))
     v = size * rng.standard_normal(runs)
 
@@ -170,45 +161,40 @@ def _drawn_run(model: Surrogate, seed: int, experts: int, ep: int) -> Run:
         middle = values.mean(axis=0)
         return np.asarray(middle + np.tensordot(v, values - middle, axes=1))
 
-    # which expert has which level differs between reruns by expert
-    w = size * rng.standard_normal((runs, layers, fitted))
-    order = mean + np.einsum("nle,nkle->kle", w, deviation)
+    # Step 1: levels in ascending order, of other experts their quantiles
     values = blended(np.sort(model.level, axis=3))
-    base = int(rng.integers(runs))  # whose experts the rows are those of
     if experts != fitted:
-        middle = (np.arange(experts) + 0.5) / experts * fitted - 0.5
-        values = np.apply_along_axis(
-            lambda level: np.interp(middle, np.arange(fitted), level), 2, values
+        quantile = (np.arange(experts) + 0.5) / experts * fitted - 0.5
+        below = np.clip(quantile, 0, fitted - 1).astype(int)
+        above, share = (
+            np.minimum(below + 1, fitted - 1),
+            np.clip(quantile - below, 0, 1),
         )
-    # Each expert follows a captured one: itself, or under another label if there is
-    # one run only, which does not show what reruns have in common
+        values = (1 - share) * values[..., below] + share * values[..., above]
+    # Step 2: each expert follows a captured one: itself, or under another label if
+    # there is one run only, which does not show what reruns have in common
     follows = np.empty((layers, experts), np.int64)
     for layer in range(layers):
-        source = np.arange(experts) * fitted // experts
+        follows[layer] = np.arange(experts) * fitted // experts
         if experts != fitted:
-            follows[layer] = rng.permutation(rng.permutation(fitted)[source])
-        else:
-            follows[layer] = nested_order(experts, ep, rng) if runs == 1 else source
+            follows[layer] = rng.permutation(rng.permutation(fitted)[follows[layer]])
+        elif runs == 1:
+            follows[layer] = nested_order(experts, ep, rng)
+    # Step 3: order of the experts, in which reruns differ by expert
+    mean = model.level.mean(axis=0)
+    w = size * rng.standard_normal((runs, layers, fitted))
+    order = mean + np.einsum("nle,nkle->kle", w, model.level - mean)
     order = np.take_along_axis(order, follows[None], axis=2)
     if experts != fitted:
         order = order + SPLIT * order.std() * rng.standard_normal((layers, experts))
-    return Run(
-        level=np.take_along_axis(np.sort(values), _places(order), axis=2),
-        own=np.take_along_axis(model.own[base], follows, axis=1),
-        factors=np.take_along_axis(
-            model.factors[base], follows[None, :, :, None], axis=2
-        ),
-        **{
-            name: blended(getattr(model, name))
-            for name in (
-                "amplitude",
-                "autocorrelation",
-                "bend",
-                "dispersion",
-                "slope",
-            )
-        },
+    run = {name: blended(getattr(model, name)) for name in ARRAYS}
+    base = int(rng.integers(runs))
+    run["level"] = np.take_along_axis(np.sort(values), _places(order), axis=2)
+    run["own"] = np.take_along_axis(model.own[base], follows, axis=1)
+    run["factors"] = np.take_along_axis(
+        model.factors[base], follows[None, :, :, None], axis=2
     )
+    return SimpleNamespace(**run)
 
 
 def _places(values: Float64) -> Int64:
@@ -221,7 +207,7 @@ class Sample:
     """Token counts of a sample, which are drawn when they are read."""
 
     model: Surrogate
-    run: Run
+    run: SimpleNamespace  # drawn parameters, by the names in ARRAYS
     iterations: int
     seed: int
     ranks: int  # R, rows of all micro-batches
@@ -376,7 +362,3 @@ def at_times(
     high = np.minimum(low + 1, len(knots) - 1)
     share = (place - low).reshape(-1, *[1] * (values.ndim - 1))
     return np.asarray((1 - share) * values[low] + share * values[high])
-
-
-OF_RUN = tuple(field.name for field in fields(Run))
-"""Arrays of a model whose first axis is the run."""
