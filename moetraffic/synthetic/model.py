@@ -10,6 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -23,7 +24,7 @@ from moetraffic.errors import AnalysisError, LayoutError, TraceError
 from moetraffic.files import validate_output, write_errors, write_whole
 from moetraffic.spelling import check_choice
 from moetraffic.trace import Trace
-from moetraffic.trace.storage import OtherVersionError, TraceFile, Writer
+from moetraffic.trace.storage import TraceFile, Writer
 
 from .fit import fit
 from .scenario import MOST, Exchange, Scenario, refuse_beyond, scenario_and_rows
@@ -185,13 +186,9 @@ class TrafficModel:
 
 def is_model(path: Path) -> bool:
     """Whether a file is a traffic model, of any version; False if it is unreadable."""
-    try:
-        TraceFile(path, KIND, VERSION).close()
-    except OtherVersionError:
-        return True
-    except TraceError:
-        return False
-    return True
+    with suppress(OSError), h5py.File(path) as file:
+        return bool(file.attrs.get("format") == KIND.encode())
+    return False
 
 
 def preset_names() -> tuple[str, ...]:

@@ -27,16 +27,8 @@ class RelabeledCopy:
     turn: Int64  # [N] how often the end of the run came before
     rows: Int64  # [R'] captured row of each
     labels: Int64  # [turns, L, E] captured expert that each is
-
-    @property
-    def iterations(self) -> int:
-        """Number of iterations N."""
-        return len(self.source)
-
-    @property
-    def repeats_from(self) -> int:
-        """First iteration that repeats captured ones again; -1: none does."""
-        return len(self.captured) if self.iterations > len(self.captured) else -1
+    iterations: int  # N
+    repeats_from: int  # first iteration that repeats captured ones again; -1: none
 
     def blocks(self) -> Iterator[Int32]:
         """The counts in the order of iterations, ``[b, L, R', E]`` each."""
@@ -78,4 +70,6 @@ def relabel(
         turn=turn,
         rows=np.arange(ranks) if rows is None else rows,
         labels=np.array(labels),
+        iterations=iterations,
+        repeats_from=total if iterations > total else -1,
     )

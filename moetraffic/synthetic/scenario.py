@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 
 from moetraffic.analysis.exchange import training_steps
-from moetraffic.arrays import Int32, Int64
+from moetraffic.arrays import Int32
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.iterations import regular_stretch
 from moetraffic.trace.panel import take
-from moetraffic.trace.routed import RoutedLayer
 from moetraffic.trace.what_if.relocate import routed_layers
 
 SHORTEST = 30
@@ -203,6 +201,12 @@ def scenario_and_rows(
             f"{trace.name} ranks send {int(sums.min())} to {int(sums.max())}, and k is "
             f"{k}: fit a run whose ranks have as many tokens and experts a token"
         )
+    # the most that any rank kept for an expert of which it dropped some; 0: none
+    most_kept = [0]
+    for layer, of, routed in zip(layers, keep, demand, strict=True):
+        if layer.dropped is not None:
+            dropped = take(layer.dropped, of)
+            most_kept.append(int((routed - dropped)[dropped > 0].max(initial=0)))
     scenario = Scenario(
         exchanges=tuple(
             Exchange(
@@ -218,7 +222,7 @@ def scenario_and_rows(
         experts=experts[0],
         k=k,
         tokens=copies // k,
-        capacity=_capacity(layers, keep, demand),
+        capacity=max(most_kept),
         padded=max(layer.padded for layer in layers),
         ep=_expert_parallel(trace),
         model=trace.meta.model,
@@ -244,15 +248,3 @@ def _expert_parallel(trace: Trace) -> int:
         hosts[group, layer].add(rank)
     groups = (len(g.ranks) for g in trace.groups if g.kind == "ep")
     return max(map(len, hosts.values()), default=max(groups, default=1))
-
-
-def _capacity(
-    layers: Sequence[RoutedLayer], keep: Sequence[Int64], demand: Sequence[Int32]
-) -> int:
-    """The most that any rank kept for an expert of which it dropped some; 0: none."""
-    most = 0
-    for layer, of, copies in zip(layers, keep, demand, strict=True):
-        if layer.dropped is not None:
-            dropped = take(layer.dropped, of)
-            most = max(most, int((copies - dropped)[dropped > 0].max(initial=0)))
-    return most

@@ -252,15 +252,17 @@ class Sample:
             order = _places(at_times(knots, self.run.level, turned))
             level = np.take_along_axis(np.sort(level, axis=2), order, axis=2)
         if self.knobs.hand_over:
-            number = times // self.knobs.hand_over
             rng = generator(self.seed, Use.HAND_OVER)
-            turns = np.argsort(rng.random(level.shape[1:]), axis=1)
-            hottest = self.run.level.mean(axis=0).argmax(axis=1)  # [L]
-            for layer, hot in enumerate(hottest.tolist()):
-                heirs = turns[layer, number % turns.shape[1]]
-                own = level[:, layer]
-                each = np.arange(len(own))
-                own[each, heirs], own[:, hot] = own[:, hot].copy(), own[each, heirs]
+            heirs = rng.permuted(
+                np.tile(np.arange(level.shape[2]), (level.shape[1], 1)), axis=1
+            )
+            number = times // self.knobs.hand_over % level.shape[2]
+            heir = heirs.T[number][..., None]  # [b, L, 1]
+            hottest = self.run.level.mean(axis=0).argmax(axis=1)[None, :, None]
+            hot = np.broadcast_to(hottest, heir.shape)
+            own, other = (np.take_along_axis(level, of, axis=2) for of in (hot, heir))
+            np.put_along_axis(level, hot, other, axis=2)
+            np.put_along_axis(level, heir, own, axis=2)
         return level * self.knobs.skew
 
     def _rows(self, times: Int64) -> Rows:
