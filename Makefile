@@ -49,8 +49,8 @@ test-all: $(VENV)/.ready-test tools $(VENV)/.ready-frameworks
 test-gpu: $(VENV)/.ready-test
 	$(BIN)/python benchmarks/gpu.py --out build/gpu
 
-# reruns.py captures for hours, synthetic.py and validation.py use its captures: not here
-BENCHMARKS := streaming capture estimate virtual replay replay_faults generate
+# reruns.py captures for hours, synthetic.py uses its captures: not here
+BENCHMARKS := streaming capture estimate virtual replay replay_faults
 bench: $(VENV)/.ready-test
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 	if [ "$$(id -u)" = 0 ]; then PYTHON=$(BIN)/python benchmarks/fabric.sh \

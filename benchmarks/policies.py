@@ -28,11 +28,11 @@ from moetraffic.analysis.cluster import connected
 from moetraffic.cli import main as moetraffic
 from moetraffic.cli.output import progress
 from moetraffic.fabric import load_fabric
-from moetraffic.generate import preset_names
 from moetraffic.policies.networks import OPTICAL
 from moetraffic.policies.packets import PacketNetwork
 from moetraffic.policies.series import byte_series
 from moetraffic.policies.service import crossing, line_bytes
+from moetraffic.synthetic import preset_names
 
 BEGIN = "<!-- policies: benchmarks/policies.py -->"
 END = "<!-- end of policies -->"

@@ -46,7 +46,8 @@ ITERATIONS = 300
 """Recorded iterations of a capture."""
 TOKENS = 2_048
 """Most tokens of all ranks in an iteration."""
-RERUNS = OTHER_SEEDS = 3
+RERUNS = 6
+OTHER_SEEDS = 2
 SCALED_RANKS = 8
 """Most ranks of a setting that is captured with more of them."""
 

@@ -1,426 +1,346 @@
-"""Judge traffic generators at settings that they were not made with, against reruns.
+"""Judge the surrogate, and the table of ``compare --against``, at drawn settings.
 
-The captures are those of ``benchmarks/reruns.py``::
+The captures are those of ``benchmarks/reruns.py``: a run, reruns of it (the same
+initialization, other data) and runs of other seeds::
 
-    python benchmarks/synthetic.py judge --folder reruns --share dev \
-        --generator parametric walk bootstrap iid --json dev.json
+    python benchmarks/synthetic.py measure --folder reruns
+    python benchmarks/synthetic.py judge
 
-A generator is fitted to each of several runs of one initialization, and sampled.
-Judged are
+``measure`` writes a row for each run to ``results/synthetic.csv``: its seeds, the
+statistics of ``moetraffic.synthetic.statistics`` and nine downstream figures.  Runs are
+captures; samples of a surrogate fitted to each; and, of each, four wrong versions:
+uniform, i.i.d., frozen, and permuted in time.  ``judge`` computes from these rows alone
 
-- *downstream figures* (``moetraffic.validation.downstream``): the mean absolute
-  difference of a sample to its run, against the largest difference between two of the
-  runs, times 1.25, or 2%; ``rerun`` is a rerun in place of the sample, judged by the
-  other runs;
-- *AUC* of two classifiers on features of windows of 10 iterations, trained on the
-  samples and runs of all fits but one and tested on that one; of two runs against two
-  others it is .5 by symmetry, and its spread is given;
-- *course*: correlation of the smoothed load of samples with other seeds, mean over
-  pairs of four, which is to be within .1 of that of reruns;
-- *copies*, whatever the labels: movement (shares of experts in descending order, less
-  their mean in the window) in windows of 10 iterations.  Mean distance of a sample's
-  windows to the nearest of its run, over the least of two reruns, which is to be at
-  least .95; how often windows 10 iterations apart have their nearest ones 10 iterations
-  apart, so that they follow the order of the run, which is to be at most .05 above
-  the largest of two reruns; and the share of ranks' rows, of all layers, whose ordered
-  counts equal captured ones, at most that of reruns.
+- how often the table finds a run outside, by six and by three real runs: a rerun (false
+  alarm), a wrong version of the run left out, and its sample;
+- in how many of nine figures samples are accepted: their mean absolute difference to
+  the fitted run is at most 1.25 times the largest of two of the run and three reruns,
+  or 2%;
+- the error of the rank correlation over the largest distance of two of these runs;
+- the AUC of a linear discriminant on windows of ten iterations, trained on all pairs of
+  a run and its sample but one, and tested on that one.
 
-``analog+reruns`` is the analog generator fitted to a run with the other runs given.
-With ``--scale 4`` a generator is fitted as before, and samples of four times the ranks
-are compared with captures of as many (``reruns.py capture --scale 4``).
-
-Final settings are for the last judgment alone.
+``final`` settings are for the last judgment alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
-from itertools import combinations, permutations
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import page
-from scipy.ndimage import uniform_filter1d
-from scipy.spatial.distance import cdist
-from synthetic_tables import Judgment, report, tables
-from traffic_baselines import BASELINES, Baseline, Draw, Generator
+import pandas
+from scipy.stats import rankdata
 
-from moetraffic.arrays import Float64, Integer
-from moetraffic.generate import TrafficModel
-from moetraffic.generate.analog.analog import Analog
-from moetraffic.generate.scenario import Scenario
-from moetraffic.trace import Trace
-from moetraffic.validation.classifier import windows
-from moetraffic.validation.downstream import (
-    FIGURES,
-    accepted_difference,
-    difference,
-    downstream,
-)
-from moetraffic.validation.features import count_features
-from moetraffic.validation.routing_counts import RoutingCounts, routing_counts
-
-WINDOW = 10
-"""Iterations of a window that is looked for in a run."""
-SMOOTHED = 25
-"""Iterations of the moving average of the load."""
-COURSES = 3
-"""Further samples of the first fit, whose courses are compared."""
-
-
-class Walk(Baseline):
-    """Analog walk: blocks of the run that begin like the one before has ended.
-
-    The next block of 8 iterations follows one of the 5 iterations nearest to the last
-    one in the square roots of the shares of all layers, among those at most 30 away in
-    time; rows are those captured.
-    """
-
-    def _draw(
-        self, scenario: Scenario, iterations: int, rng: np.random.Generator
-    ) -> Draw:
-        roots = np.sqrt(self.load).reshape(len(self.load), -1)
-        total, at, order = len(roots), 0, [0]
-        while len(order) < iterations:
-            now = round(len(order) / iterations * total)  # nearby in time
-            near = np.arange(max(0, now - 30), min(total - 1, now + 30))
-            far = ((roots[near] - roots[at]) ** 2).sum(axis=1)
-            begin = int(rng.choice(near[np.argsort(far)[:5]]))
-            order += range(begin + 1, min(begin + 9, total))
-            at = order[-1]
-        return lambda step, _: self.counts[order[step]]
-
-
-class Repeated(Baseline):
-    """The captured run in its order; rank r sends the rows of its rank r modulo R."""
-
-    def _draw(
-        self, scenario: Scenario, iterations: int, rng: np.random.Generator
-    ) -> Draw:
-        rows = np.arange(scenario.ranks) % self.scenario.ranks
-        return lambda step, _: self.counts[step % len(self.counts)][:, rows]
-
-
-def generators() -> dict[str, Callable[[Trace], Generator]]:
-    """Return what fits each generator to a trace."""
-    found: dict[str, Callable[[Trace], Generator]] = {
-        "analog": Analog.fit,
-        "parametric": TrafficModel.fit,
-        "repeated": Repeated.fit,
-        "walk": Walk.fit,
-        **{name: kind.fit for name, kind in BASELINES.items()},
-    }
-    return found
-
-
-def judge_setting(
-    setting: str,
-    sources: Sequence[Path],
-    paths: Sequence[Path],
-    names: Sequence[str],
-    fits: int,
-) -> list[Judgment]:
-    """Judge generators at one setting; the first row is of the reruns themselves.
-
-    Generators are fitted to ``sources``, and their samples, of as many ranks as
-    ``paths`` have, are compared with these.
-    """
-    real = []
-    for path in paths:
-        with Trace.open(path) as trace:
-            real.append(routing_counts(trace))
-    figures = [_figures(run, run.counts) for run in real]
-    features = [_windows(run, run.counts) for run in real]
-    accepted = accepted_difference(figures)
-    apart = np.array([_copied(a.counts, b.counts) for a, b in permutations(real, 2)])
-    judged = [_reruns(setting, figures, features, real, apart)]
-    report(judged[-1])
-    for name in names:
-        began = time.process_time()
-        samples: list[Integer] = []
-        for number, path in enumerate(sources[:fits]):
-            fitted = _fitted(name, path, [other for other in sources if other != path])
-            samples.append(_sampled(fitted, real[number], 2 * number))
-            if not number:
-                others = [_course(samples[0])]
-                for seed in range(1, 2 * COURSES, 2):
-                    others.append(_course(_sampled(fitted, real[number], seed)))
-        spent = (time.process_time() - began) / len(samples)
-        runs = real[: len(samples)]
-        differences = [
-            difference(_figures(run, made), of)
-            for run, made, of in zip(runs, samples, figures, strict=False)
-        ]
-        made_features = [
-            _windows(run, made) for run, made in zip(runs, samples, strict=True)
-        ]
-        copied = np.array(
-            [_copied(made, run.counts) for run, made in zip(runs, samples, strict=True)]
-        )
-        judged.append(
-            Judgment(
-                setting=setting,
-                generator=name,
-                differences=_over(differences, lambda x: np.mean(np.abs(x))),
-                signed=_over(differences, np.mean),
-                accepted=accepted,
-                auc={
-                    kind: [
-                        _auc(kind, made_features, features[: len(samples)], held)
-                        for held in range(len(samples))
-                    ]
-                    for kind in CLASSIFIERS
-                },
-                course=_correlation_of(others),
-                nearest=float(copied[:, 0].mean() / apart[:, 0].min()),
-                in_order=float(copied[:, 1].mean()),
-                equal_rows=float(
-                    np.mean(
-                        [
-                            _equal_rows(made, run.counts)
-                            for run, made in zip(runs, samples, strict=True)
-                        ]
-                    )
-                ),
-                fit_s=spent,
-            )
-        )
-        report(judged[-1])
-    return judged
-
-
-def _reruns(
-    setting: str,
-    figures: Sequence[Mapping[str, float]],
-    features: Sequence[Float64],
-    real: Sequence[RoutingCounts],
-    apart: Float64,
-) -> Judgment:
-    """Judge reruns in place of samples: each by what the other runs accept."""
-    pairs = [difference(a, b) for a, b in permutations(figures, 2)]
-    limits = [
-        accepted_difference([f for f in figures if f is not one]) for one in figures
-    ]
-    auc: dict[str, list[float]] = {kind: [] for kind in CLASSIFIERS}
-    for kind in CLASSIFIERS:
-        # trained on two runs, tested on two others, which are labeled either way
-        for a, b, c, d in permutations(range(len(features)), 4):
-            if a < b and c < d:
-                made = [features[a], features[c]]
-                found = _auc(kind, made, [features[b], features[d]], 1)
-                auc[kind] += [found, 1 - found]
-    courses = [_course(run.counts) for run in real]
-    equal = [_equal_rows(a.counts, b.counts) for a, b in permutations(real, 2)]
-    return Judgment(
-        setting=setting,
-        generator="rerun",
-        differences=_over(pairs, lambda x: np.mean(np.abs(x))),
-        signed=_over(pairs, np.mean),
-        accepted=_over(limits, np.mean),
-        auc=auc,
-        course=_correlation_of(courses),
-        nearest=float(apart[:, 0].mean() / apart[:, 0].min()),
-        in_order=float(apart[:, 1].max()),
-        equal_rows=max(equal),
-        fit_s=0.0,
-    )
-
-
-def _over(
-    each: Sequence[Mapping[str, float]], of: Callable[[list[float]], Any]
-) -> dict[str, float]:
-    return {name: float(of([one[name] for one in each])) for name in FIGURES}
-
-
-def _fitted(name: str, path: Path, reruns: Sequence[Path]) -> Generator:
-    """Fit a generator to a trace; ``NAME+reruns`` learns from the reruns as well."""
-    kind, _, learns = name.partition("+")
-    fit: Callable[..., Generator] = generators()[kind]
-    with ExitStack() as stack:
-        trace = stack.enter_context(Trace.open(path))
-        if not learns:
-            return fit(trace)
-        others = [stack.enter_context(Trace.open(other)) for other in reruns]
-        return fit(trace, reruns=others)
-
-
-def _sampled(fitted: Generator, like: RoutingCounts, seed: int) -> Integer:
-    """Sample counts ``[T, L, R, E]`` of the length and the ranks of a run."""
-    iterations, _, ranks, _ = like.counts.shape
-    demand = fitted.sample(iterations=iterations, seed=seed, ranks=ranks)
-    return np.concatenate([block for _, block in demand.blocks()])
-
-
-def _figures(run: RoutingCounts, counts: Integer) -> dict[str, float]:
-    return downstream(
-        counts, holder=run.holder, width=run.width, copy_bytes=run.copy_bytes
-    )
-
-
-def _windows(run: RoutingCounts, counts: Integer) -> Float64:
-    found = windows(count_features(counts, holder=run.holder, width=run.width))
-    return np.nan_to_num(found)
-
-
-# ---- classifiers -----------------------------------------------------------------
-
-
-def _boosting() -> Any:
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    return HistGradientBoostingClassifier(random_state=0)
-
-
-def _logistic() -> Any:
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-
-
-CLASSIFIERS: dict[str, Callable[[], Any]] = {
-    "boosting": _boosting,
-    "logistic": _logistic,
-}
-"""With the defaults of scikit-learn."""
-
-
-def _auc(
-    kind: str, made: Sequence[Float64], real: Sequence[Float64], held: int
-) -> float:
-    """Train on all pairs of runs but one, and compute the AUC on that one."""
-    from sklearn.metrics import roc_auc_score
-
-    train = [(x, y) for runs, y in ((made, 1), (real, 0)) for x in _but(runs, held)]
-    fitted = CLASSIFIERS[kind]().fit(
-        np.concatenate([x for x, _ in train]),
-        np.concatenate([np.full(len(x), y) for x, y in train]),
-    )
-    tested = np.concatenate([made[held], real[held]])
-    label = np.repeat([1, 0], [len(made[held]), len(real[held])])
-    return float(roc_auc_score(label, fitted.predict_proba(tested)[:, 1]))
-
-
-def _but(runs: Sequence[Float64], held: int) -> list[Float64]:
-    return [run for at, run in enumerate(runs) if at != held]
-
-
-# ---- course and copies -----------------------------------------------------------
-
-
-def _load(counts: Integer) -> Float64:
-    """Compute shares of experts ``[T, L, E]``."""
-    total = counts.sum(axis=2, dtype=np.float64)
-    return np.asarray(total / np.maximum(total.sum(axis=2, keepdims=True), 1))
-
-
-def _course(counts: Integer) -> Float64:
-    """Compute the smoothed load above that of a balanced router, ``[T, L, E]``."""
-    smooth = uniform_filter1d(_load(counts), SMOOTHED, axis=0, mode="nearest")
-    return np.asarray(smooth - 1 / counts.shape[3])
-
-
-def _correlation(a: Float64, b: Float64) -> float:
-    whole = np.sqrt((a**2).sum() * (b**2).sum())
-    return float((a * b).sum() / whole) if whole > 0 else float("nan")
-
-
-def _correlation_of(courses: Sequence[Float64]) -> float:
-    """Compute the mean correlation of pairs."""
-    return float(np.mean([_correlation(a, b) for a, b in combinations(courses, 2)]))
-
-
-def _movement(counts: Integer) -> Float64:
-    """Ordered shares in windows, less their mean there, ``[T - WINDOW + 1, W L E]``."""
-    roots = np.sort(np.sqrt(_load(counts)), axis=2).reshape(len(counts), -1)
-    found = np.lib.stride_tricks.sliding_window_view(roots, WINDOW, axis=0)
-    return np.asarray(
-        (found - found.mean(axis=2, keepdims=True)).reshape(len(found), -1)
-    )
-
-
-def _copied(counts: Integer, of: Integer) -> tuple[float, float]:
-    """Compute the mean distance to the nearest window, and the share in its order."""
-    squared = cdist(_movement(counts), _movement(of), "sqeuclidean")
-    nearest = squared.argmin(axis=1)
-    follows = nearest[WINDOW:] - nearest[:-WINDOW] == WINDOW
-    return float(np.sqrt(squared.min(axis=1)).mean()), float(follows.mean())
-
-
-def _equal_rows(counts: Integer, of: Integer) -> float:
-    """Compute the share of ranks' rows that equal one of the other but for labels."""
-    one, other = (
-        {
-            row.tobytes()
-            for row in np.sort(each.astype(np.int32), axis=3)
-            .swapaxes(1, 2)
-            .reshape(-1, *each.shape[1::2])
-        }
-        for each in (counts, of)
-    )
-    return len(one & other) / len(one)
-
+from moetraffic.analysis.forecast import score
+from moetraffic.analysis.load import hot_members, retention
+from moetraffic.analysis.measures import entropy, total_variation
+from moetraffic.arrays import Float64, Int64, Integer
+from moetraffic.synthetic.compare import statistic_rows
+from moetraffic.synthetic.counts import routing_counts
+from moetraffic.synthetic.fit import fit
+from moetraffic.synthetic.statistics import STATISTICS, statistics
+from moetraffic.synthetic.surrogate import sample
+from moetraffic.trace import PHASES, ROUTING, Trace
+from moetraffic.trace.what_if.relocate import routed_layers
 
 RESULTS = Path(__file__).parent / "results" / "synthetic.csv"
 
+FIGURES = (
+    *("entropy", "max over mean", "change", "p99 link time", "p50 completion"),
+    *("p99 completion", "skill at 1", "skill at 10", "retention at 10"),
+)
+"""What users compute from a run."""
 
-def sets(folder: Path, share: str) -> dict[str, list[Path]]:
-    """Find the settings of which the run and three reruns are captured."""
+SLACK, TOLERATED = 1.25, 0.02
+"""Accepted: times the largest difference of two reruns, or a relative difference."""
+
+FITTED = 4
+"""The run and three reruns, by whose differences a sample is accepted."""
+
+LAG = 10
+"""Iterations ahead of a forecast and of the retention, and those of a window."""
+
+PORT_BYTES_S = 25e9
+"""Rate of a port, each way: 200 Gb/s."""
+
+WRONG = ("uniform", "i.i.d.", "frozen", "permuted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Routing of a run, and where its experts are."""
+
+    counts: Int64  # [T, L, R, E] token copies
+    holder: Int64  # [L, E] rank of its group that holds an expert
+    width: int  # W, ranks of a group
+    k: int
+    copy_bytes: int  # of a token copy, as sent
+
+
+def read(trace: Trace, iterations: range | None = None) -> Run:
+    """Read the routing of a capture."""
+    router = {s.layer: s.group for s in trace.sites if s.operation == ROUTING}
+    first = int(trace.iterations[0])
+    return Run(
+        counts=routing_counts(trace, iterations=iterations),
+        holder=np.stack([trace.holder(x, router[x], first) for x in sorted(router)]),
+        width=max(len(trace.groups[group].ranks) for group in router.values()),
+        k=trace.meta.k,
+        copy_bytes=max(layer.row_bytes for layer in routed_layers(trace)),
+    )
+
+
+# ---- downstream figures ----------------------------------------------------------
+
+
+def figures(run: Run) -> dict[str, float]:
+    """Compute the downstream figures of a run, by the names in :data:`FIGURES`.
+
+    Times are by the port model: an all-to-all ends when the busiest port of a
+    non-blocking switch has sent or received its bytes.
+    """
+    load = shares(run.counts)
+    total, depth, ranks, _ = run.counts.shape
+    onto = (run.holder[..., None] == np.arange(run.width)).astype(float)  # [L, E, W]
+    calls = np.zeros((total, depth))
+    for t, counts in enumerate(run.counts):
+        sent = (counts @ onto).reshape(depth, ranks // run.width, run.width, run.width)
+        sent[..., np.arange(run.width), np.arange(run.width)] = 0
+        ports = np.maximum(sent.sum(axis=2), sent.sum(axis=3))
+        calls[t] = ports.max(axis=(1, 2)) * run.copy_bytes / PORT_BYTES_S
+    iteration = len(PHASES) * calls.sum(axis=1)
+    skills = [
+        next(row["below_mean"] for row in scores.rows if row["chosen"])
+        for scores in score(load.reshape(total, -1), horizons=(1, LAG), period=0)
+    ]
+    known, hot = np.ones(total, bool), max(1, load.shape[2] // 4)
+    kept = [
+        retention(hot_members(load[:, layer], hot), known, np.array([LAG]))[0]
+        for layer in range(depth)
+    ]
+    values = (
+        np.nanmean(entropy(load)),
+        load.max(axis=2).mean() * load.shape[2],
+        np.nanmean(total_variation(load[1:], load[:-1])),
+        np.percentile(calls, 99),
+        *np.percentile(iteration, [50, 99]),
+        *skills,
+        np.mean(kept),
+    )
+    return dict(zip(FIGURES, map(float, values), strict=True))
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """Compute the signed difference of each figure: relative, of skills absolute."""
     found = {}
-    for run in sorted(folder.glob(f"{share}*-run.h5")):
-        setting = run.name.removesuffix("-run.h5")
-        reruns = sorted(folder.glob(f"{setting}-rerun*.h5"))
-        if len(reruns) >= 3:
-            found[setting] = [run, *reruns[:3]]
+    for name in FIGURES:
+        scale = (abs(one[name]) + abs(other[name])) / 2
+        if name.startswith("skill") or one[name] == other[name]:
+            scale = 1.0
+        found[name] = (one[name] - other[name]) / scale
     return found
 
 
-def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = asked.add_subparsers(dest="part", required=True)
-    one = parts.add_parser("judge", help="Fit, sample and compare with reruns.")
-    one.add_argument("--folder", type=Path, default=Path("reruns"))
-    one.add_argument("--share", choices=("dev", "final", ""), default="dev")
-    one.add_argument("--settings", nargs="+", help="Some settings, such as dev00.")
-    one.add_argument("--generator", nargs="+", default=["walk", "bootstrap", "iid"])
-    one.add_argument("--fits", type=int, default=3, help="Runs fitted a setting.")
-    one.add_argument("--scale", type=int, default=1, help="Times the ranks fitted.")
-    one.add_argument("--json", type=Path)
-    one.add_argument("--write", action="store_true", help=f"Replace {RESULTS.name}.")
-    told = asked.parse_args()
-    unknown = {name.removesuffix("+reruns") for name in told.generator}
-    unknown -= set(generators())
-    if unknown:
-        raise SystemExit(f"generators are {', '.join(generators())}, not {unknown}")
-    found = sources = sets(told.folder, told.share)
-    if told.scale > 1:
-        found = sets(told.folder / f"x{told.scale}", told.share)
-        found = {
-            setting: paths for setting, paths in found.items() if setting in sources
-        }
-    chosen = told.settings or list(found)
-    judged: list[Judgment] = []
-    for setting in chosen:
-        if setting not in found:
-            raise SystemExit(f"{setting} has no run with three reruns in {told.folder}")
-        judged += judge_setting(
-            setting, sources[setting], found[setting], told.generator, told.fits
+def shares(counts: Integer) -> Float64:
+    """Compute the experts' shares of the token copies, ``[T, L, E]``."""
+    total = counts.sum(axis=2, dtype=float)
+    return np.asarray(total / np.maximum(total.sum(axis=2, keepdims=True), 1))
+
+
+# ---- runs ------------------------------------------------------------------------
+
+
+def wrong(counts: Integer, rng: np.random.Generator) -> dict[str, Integer]:
+    """Make wrong versions of a run ``[T, L, R, E]``, by the names of :data:`WRONG`."""
+    copies = int(counts[0, 0, 0].sum())
+    load = counts.mean(axis=(0, 2)) / copies  # [L, E]
+    rows = np.broadcast_to(load[:, None], counts.shape)
+    made = (
+        rng.multinomial(copies, np.full_like(rows, 1 / counts.shape[3])),
+        rng.multinomial(copies, rows),
+        np.broadcast_to(np.rint(counts.mean(axis=0)).astype(int), counts.shape),
+        rng.permutation(counts),
+    )
+    return dict(zip(WRONG, made, strict=True))
+
+
+def measured(folder: Path, setting: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each run of a setting: captures, wrong versions, samples."""
+    name = setting["name"]
+    runs = {
+        path.stem.removeprefix(f"{name}-"): read(Trace.open(path))
+        for path in sorted(folder.glob(f"{name}-*.h5"))
+    }
+    seeds = dict(zip(("run", "seed1", "seed2"), setting["seeds"], strict=True))
+    data_seeds = {f"rerun{n}": seed for n, seed in enumerate(setting["data_seeds"], 1)}
+    size = {key: setting[key] for key in ("router", "k", "experts", "layers", "ranks")}
+    samples = {
+        key: sample(
+            fit([run.counts], run.k, ep=run.width),
+            iterations=len(run.counts),
+            seed=number,
+        ).counts()
+        for number, (key, run) in enumerate(runs.items())
+        if key in ("run", *data_seeds)
+    }
+    auc = separation(
+        [windows(runs[key].counts) for key in samples],
+        [windows(counts) for counts in samples.values()],
+    )
+    for number, (key, run) in enumerate(runs.items()):
+        made = {"captured": run.counts}
+        if key in samples:
+            made["surrogate"] = samples[key]
+            made |= wrong(run.counts, np.random.default_rng(number))
+        for source, counts in made.items():
+            row = {"setting": name, "capture": key, "source": source, **size}
+            row |= {"seed": seeds.get(key, seeds["run"])}
+            row |= {"data_seed": data_seeds.get(key)}
+            row |= {f"statistic {n}": v for n, v in statistics(counts).items()}
+            if source in ("captured", "surrogate"):
+                row |= figures(replace(run, counts=counts))
+            if source == "surrogate":
+                row["auc"] = auc[list(samples).index(key)]
+            yield row
+
+
+def windows(counts: Integer) -> Float64:
+    """Describe windows of ten iterations: statistics and ordered shares, ``[n, D]``."""
+    rows = []
+    for first in range(0, len(counts) - LAG + 1, LAG):
+        part = counts[first : first + LAG]
+        ordered = np.sort(shares(part), axis=2).mean(axis=(0, 1))
+        rows.append([*statistics(part).values(), *ordered])
+    return np.nan_to_num(np.array(rows))
+
+
+def separation(real: Sequence[Float64], made: Sequence[Float64]) -> list[float]:
+    """Compute the AUC on each pair of a linear discriminant trained on the others."""
+    found = []
+    for held in range(len(real)):
+        train = np.concatenate([*real[:held], *real[held + 1 :]])
+        other = np.concatenate([*made[:held], *made[held + 1 :]])
+        x = np.concatenate([train, other])
+        center, scale = x.mean(axis=0), x.std(axis=0) + 1e-9
+        x = (x - center) / scale
+        label = np.repeat([-1.0, 1.0], [len(train), len(other)])
+        ridge = x.T @ x + len(x) * 1e-2 * np.eye(x.shape[1])
+        weights = np.linalg.solve(ridge, x.T @ label)
+        tested = np.concatenate([made[held], real[held]])
+        place = rankdata((tested - center) / scale @ weights)
+        n, m = len(made[held]), len(real[held])
+        found.append(float((place[:n].sum() - n * (n + 1) / 2) / (n * m)))
+    return found
+
+
+# ---- judgment --------------------------------------------------------------------
+
+
+def outside(row: Mapping[str, Any], real: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the table finds a run outside the intervals of real runs."""
+
+    def own(run: Mapping[str, Any]) -> dict[str, float]:
+        return {name: run[f"statistic {name}"] for name in STATISTICS}
+
+    return any(r["outside"] for r in statistic_rows(own(row), [own(x) for x in real]))
+
+
+def judged(setting: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Judge samples and the table at a setting: counts of cases, and errors."""
+    reruns = [row for row in rows if row["capture"] == "run"]
+    reruns += [row for row in rows if row["capture"].startswith("rerun")]
+    real = [row for row in reruns if row["source"] == "captured"]
+    found: dict[str, Any] = {"setting": setting, "reruns": len(real) - 1}
+    for number in (6, 3):
+        for source in ("captured", "surrogate", *WRONG):
+            cases = [
+                outside(row, others[:number])
+                for place, run in enumerate(real)
+                for row in reruns
+                if (row["capture"], row["source"]) == (run["capture"], source)
+                # the runs that follow in a circle
+                and len(others := [*real[place + 1 :], *real[:place]]) >= number
+            ]
+            found[f"{source} by {number}"] = (sum(cases), len(cases))
+    seeds = [row for row in rows if row["capture"].startswith("seed")]
+    cases = [outside(row, real[:6]) for row in seeds if len(real) > 5]
+    found["other seeds by 6"] = (sum(cases), len(cases))
+    made = [row for row in reruns if row["source"] == "surrogate"]
+    fitted = real[:FITTED]
+    apart = [difference(a, b) for a, b in combinations(fitted, 2)]
+    errors = [difference(a, b) for a, b in zip(made, fitted, strict=False)]
+    worst = {}
+    for name in FIGURES:
+        accepted = max(TOLERATED, SLACK * max(abs(pair[name]) for pair in apart))
+        worst[name] = float(np.mean([abs(row[name]) for row in errors])) / accepted
+    found["accepted"] = sum(ratio <= 1 for ratio in worst.values())
+    found["worst figures"] = {
+        name: round(ratio, 2) for name, ratio in worst.items() if ratio > 1
+    }
+    key = "statistic rank_correlation"
+    distance = max(abs(a[key] - b[key]) for a, b in combinations(fitted, 2))
+    error = np.mean([abs(a[key] - b[key]) for a, b in zip(made, fitted, strict=False)])
+    found["rank correlation"] = float(error / distance)
+    found["auc"] = float(np.mean([row["auc"] for row in made]))
+    return found
+
+
+def report(settings: Sequence[Mapping[str, Any]]) -> None:
+    """Print the judgment of each setting, and the rates of all."""
+    for each in settings:
+        print(f"{each['setting']}: {each['reruns']} reruns")
+        print(
+            f"  figures accepted {each['accepted']} of {len(FIGURES)}, beyond what is "
+            f"accepted: {each['worst figures']}; rank correlation off by "
+            f"{each['rank correlation']:.2f} of the reruns' largest distance; "
+            f"AUC {each['auc']:.2f}"
         )
-        if told.json is not None:
-            page.save(told.json, [asdict(j) for j in judged])
-    if not judged:
-        sys.exit(f"no setting has a run and three reruns in {told.folder} yet")
-    text = tables(judged)
-    print(text)
-    if told.write:
-        page.save_table(RESULTS, page.rows_of(text), " ".join(sys.argv))
+    print(f"figures accepted: {sum(x['accepted'] for x in settings)}")
+    for name in settings[0]:
+        if " by " in name:
+            hits, cases = np.sum([each[name] for each in settings], axis=0)
+            share = hits / max(cases, 1)
+            print(f"outside, {name}: {hits} of {cases} ({share:.1%})")
+
+
+def main() -> None:
+    """Measure runs, or judge what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = parser.add_subparsers(dest="part", required=True)
+    measure = parts.add_parser("measure", help="Write a row for each run.")
+    measure.add_argument("--folder", type=Path, default=Path("reruns"))
+    measure.add_argument("--share", default="", help="dev, final, or a setting.")
+    judge = parts.add_parser("judge", help="Print what the rows show.")
+    for part in (measure, judge):
+        part.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    table = pandas.DataFrame({"setting": []})
+    if options.results.exists():
+        table = pandas.read_csv(options.results)
+    if options.part == "measure":
+        drawn = json.loads((options.folder / "settings.json").read_text())
+        for setting in drawn["settings"]:
+            name = setting["name"]
+            complete = (options.folder / f"{name}-rerun3.h5").exists()
+            if name.startswith(options.share) and complete:
+                rows = pandas.DataFrame(measured(options.folder, setting))
+                others = table[table["setting"] != name]
+                table = pandas.concat([others, rows]) if len(others) else rows
+                table = table.sort_values("setting", kind="stable")
+                table.to_csv(options.results, index=False, float_format="%.6g")
+        return
+    report(
+        [
+            judged(str(name), rows.to_dict("records"))
+            for name, rows in table.groupby("setting")
+        ]
+    )
 
 
 if __name__ == "__main__":

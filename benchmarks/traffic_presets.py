@@ -3,7 +3,9 @@
 Each run trains a small MoE GPT on the text of Python's standard library over 8 virtual
 ranks; "early" is fitted to its first iterations, "late" to its last.  For each model
 the mean difference of four samples to the capture is printed, with seeds that the fit
-did not use.
+did not use::
+
+    python benchmarks/traffic_presets.py --captures presets top2-balanced
 """
 
 from __future__ import annotations
@@ -16,11 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from synthetic import Run, difference, figures, read
 
-from moetraffic.generate import TrafficModel
+from moetraffic.synthetic import TrafficModel
 from moetraffic.trace import Trace
-from moetraffic.validation.downstream import difference, downstream
-from moetraffic.validation.routing_counts import routing_counts
 
 DATA = Path(__file__).parents[1] / "data"
 ITERATIONS = 400
@@ -35,7 +36,7 @@ RUNS = {
     "top8-lossfree": "--router deepseek --k 8 --experts 32 --balance 0",
 }
 SEEDS = (1001, 1002, 1003, 1004)
-PARTS = {"early": range(0, 200), "late": range(200, ITERATIONS)}
+PARTS = {"early": range(200), "late": range(200, ITERATIONS)}
 
 
 def capture(name: str, folder: Path) -> Path:
@@ -47,34 +48,15 @@ def capture(name: str, folder: Path) -> Path:
     return path
 
 
-def fit(name: str, path: Path) -> None:
-    """Fit the run's parts and save a model of each."""
-    for part, iterations in PARTS.items():
-        with Trace.open(path) as trace:
-            model = TrafficModel.fit(trace, iterations=iterations)
-        source = f"own run {name}, iterations {iterations.start}-{iterations.stop - 1}"
-        model = replace(model, scenario=replace(model.scenario, source=source))
-        target = DATA / f"traffic-{name}-{part}.h5"
-        model.save(target, force=True)
-        size = target.stat().st_size
-        print(f"{target.name}: {size} bytes; {evidence(model, path, iterations)}")
-
-
-def evidence(model: TrafficModel, path: Path, iterations: range) -> str:
-    """Differences of four samples to the capture, in one line."""
-    with Trace.open(path) as trace:
-        run = routing_counts(trace)
-    cut = slice(iterations.start, iterations.stop)
-    captured = run.counts[cut]
-    like = {"holder": run.holder, "width": run.width, "copy_bytes": run.copy_bytes}
-    real = downstream(captured, **like)
-    found = []
+def evidence(model: TrafficModel, run: Run) -> str:
+    """Mean differences of samples to a run, a row of data/README.md, in percent."""
+    captured = figures(run)
+    made = []
     for seed in SEEDS:
-        demand = model.sample(iterations=len(captured), seed=seed)
-        counts = np.concatenate([block for _, block in demand.blocks()])
-        found.append(difference(downstream(counts, **like), real))
-    return ", ".join(
-        f"{name} {np.mean([one[name] for one in found]):+.1%}" for name in found[0]
+        counts = np.concatenate([*model.sample(seed=seed).counts.blocks()])
+        made.append(difference(figures(replace(run, counts=counts)), captured))
+    return " | ".join(
+        f"{100 * np.mean([sample[name] for sample in made]):+.0f}" for name in captured
     )
 
 
@@ -87,7 +69,14 @@ def main() -> None:
         folder = asked.captures or Path(scratch)
         for name in asked.names:
             path = folder / f"{name}.h5"
-            fit(name, path if path.exists() else capture(name, folder))
+            trace = Trace.open(path if path.exists() else capture(name, folder))
+            for part, iterations in PARTS.items():
+                model = TrafficModel.fit([trace], iterations=iterations)
+                of = f"own run {name}, iterations {iterations[0]} to {iterations[-1]}"
+                model = replace(model, scenario=replace(model.scenario, source=of))
+                model.save(DATA / f"traffic-{name}-{part}.h5", force=True)
+                run = read(trace, iterations)
+                print(f"| `{name}-{part}` | {evidence(model, run)} |", flush=True)
 
 
 if __name__ == "__main__":

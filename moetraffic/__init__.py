@@ -18,8 +18,8 @@ anonymize
     Remove names of hosts, users, paths and programs from a trace.
 analyze, compare
     Compute the statistics of a trace, and the distances between two traces.
-generate_trace, validate
-    Generate a synthetic trace, and test it against traces of real runs.
+generate_trace, compare_with_runs
+    Generate a synthetic trace, and compare its statistics with those of real runs.
 place
     Derive the traffic under another EP degree, placement or expert replication.
 estimate
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from moetraffic.capture import Recorder
     from moetraffic.capture.training import capture_run
     from moetraffic.fabric.named import load_fabric
-    from moetraffic.generate import generate_trace
     from moetraffic.interop import import_trace
     from moetraffic.interop.anonymization import anonymize
     from moetraffic.interop.write import export_trace
@@ -58,9 +57,10 @@ if TYPE_CHECKING:
     from moetraffic.policies.schedule import circuits
     from moetraffic.replay import replay_trace
     from moetraffic.report.page import write_report
+    from moetraffic.synthetic import generate_trace
+    from moetraffic.synthetic.compare import compare_with_runs
     from moetraffic.timemodel import estimate
     from moetraffic.trace import Trace
-    from moetraffic.validation import validate
     from moetraffic.watch import watch_run
 
 __all__ = [
@@ -73,6 +73,7 @@ __all__ = [
     "capture_run",
     "circuits",
     "compare",
+    "compare_with_runs",
     "errors",
     "estimate",
     "evaluate",
@@ -82,7 +83,6 @@ __all__ = [
     "load_fabric",
     "place",
     "replay_trace",
-    "validate",
     "watch_run",
     "write_report",
 ]
@@ -95,15 +95,15 @@ _MODULES = {
     "capture_run": "moetraffic.capture.training",
     "circuits": "moetraffic.policies.schedule",
     "compare": "moetraffic.analysis",
+    "compare_with_runs": "moetraffic.synthetic.compare",
     "estimate": "moetraffic.timemodel",
     "evaluate": "moetraffic.policies.evaluate",
     "export_trace": "moetraffic.interop.write",
-    "generate_trace": "moetraffic.generate",
+    "generate_trace": "moetraffic.synthetic",
     "import_trace": "moetraffic.interop",
     "load_fabric": "moetraffic.fabric.named",
     "place": "moetraffic.analysis.placement",
     "replay_trace": "moetraffic.replay",
-    "validate": "moetraffic.validation",
     "watch_run": "moetraffic.watch",
     "write_report": "moetraffic.report.page",
 }

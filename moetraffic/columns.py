@@ -37,6 +37,7 @@ QUANTITIES: dict[str, Callable[[float], str]] = {
     "GB/s": byte_rate,  # from bytes per second
     "s": duration,
     "ns": lambda value: duration(value / 1e9),
+    "percent": lambda value: f"{value:.1%}" if value < 0.1 else f"{value:.0%}",
     "layer": lambda value: "all" if value < 0 else f"{value:.0f}",
     "number": lambda value: "" if value < 0 else f"{value:.0f}",  # -1: none
 }
@@ -663,6 +664,99 @@ COLUMNS: dict[str, Column] = {
         "busbw", "GB/s", "bytes/s", "float64", "bytes of the busiest link over time"
     ),
     "ratio_interval": Column("95% CI", ".3g", "", "float64", "interval of the ratio"),
+    # ---- comparison with real runs ---------------------------------------------------
+    "synthetic": Column("synthetic", "", "", "float64", "of the synthetic run"),
+    "real": Column(
+        "real runs", "", "", "float64", "smallest and largest; of one run its value"
+    ),
+    "real_interval": Column(
+        "95% interval",
+        "",
+        "",
+        "float64",
+        "for one more real run: Student's, Bonferroni over statistics",
+    ),
+    "finds": Column(
+        "finds",
+        "percent",
+        "share",
+        "float64",
+        "smallest change that is found: half of the interval's width, relative; of "
+        "shares and correlations absolute",
+    ),
+    "outside": Column(
+        "outside", "", "", "bool", "whether it lies outside the interval"
+    ),
+    "growth": Column(
+        "growth",
+        ".3g",
+        "",
+        "float64",
+        "busiest expert of the last fifth of the run, over that of the first",
+    ),
+    "change_over_noise": Column(
+        "change / noise",
+        ".3g",
+        "",
+        "float64",
+        "total variation of the load from iteration to iteration, over that of draws",
+    ),
+    "change_5": Column(
+        "change, 5 / 1", ".3g", "", "float64", "over 5 iterations and over one"
+    ),
+    "change_20": Column(
+        "change, 20 / 1", ".3g", "", "float64", "over 20 iterations and over one"
+    ),
+    "drift": Column(
+        "drift / noise",
+        ".3g",
+        "",
+        "float64",
+        "total variation of the loads of the first and last fifth, over that of draws",
+    ),
+    "hot_kept": Column(
+        "hot experts kept",
+        ".3f",
+        "share",
+        "float64",
+        "share of the busiest quarter that is in it 10 iterations later",
+    ),
+    "rank_correlation": Column(
+        "rank correlation",
+        ".3f",
+        "",
+        "float64",
+        "of two ranks' token copies, over experts, mean of all pairs",
+    ),
+    "row_dispersion": Column(
+        "rank dispersion",
+        ".3g",
+        "",
+        "float64",
+        "chi-squared of the ranks' token copies over its degrees of freedom; 1: draws "
+        "from the same load",
+    ),
+    "row_directions": Column(
+        "rank directions",
+        ".3g",
+        "",
+        "float64",
+        "in which the shares of ranks differ: participation ratio of singular values",
+    ),
+    "row_persistence": Column(
+        "rank persistence",
+        ".3f",
+        "",
+        "float64",
+        "correlation of the ranks' differences with the iteration before",
+    ),
+    "layer_coupling": Column(
+        "layer coupling",
+        ".3f",
+        "",
+        "float64",
+        "correlation, over pairs of ranks, of their similarity in two layers",
+    ),
     # ---- replay ----------------------------------------------------------------------
     "p50": Column("p50", "s", "s", "float64", "median transfer, from the last call"),
     "p99": Column("p99", "s", "s", "float64", "99% of the transfers are shorter"),

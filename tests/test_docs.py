@@ -24,7 +24,7 @@ import torch
 import moetraffic
 from moetraffic.cli import main
 from moetraffic.data import path, runs
-from moetraffic.generate import preset_names
+from moetraffic.synthetic import preset_names
 from moetraffic.policies.optical import OpticalSwitch
 from moetraffic.policies.policy import View
 
@@ -182,9 +182,7 @@ def run_all(pages: list[Path], language: str, place: Path, *, patience_s: float)
             timeout=patience_s,
             check=False,
         )
-        # validate ends with 3 where runs are too few to judge, and says so
-        expected = 3 * ("cannot be judged" in ran.stdout)
-        assert ran.returncode == expected, f"{command}\n{ran.stderr[-3000:]}"
+        assert ran.returncode == 0, f"{command}\n{ran.stderr[-3000:]}"
         assert "Traceback" not in ran.stderr
     return len(commands)
 

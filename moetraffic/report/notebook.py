@@ -3,6 +3,6 @@
 Importing this module registers them with :func:`moetraffic.tables.tables_of`.
 """
 
-from .results import acceptance
+from .results import watch
 
-__all__ = ["acceptance"]
+__all__ = ["watch"]

@@ -388,7 +388,7 @@ def test_an_absent_trace_is_refused_before_libraries_are_loaded(tmp_path: Path) 
     program = (
         "import sys\n"
         "from moetraffic.cli import main\n"
-        "for verb in 'analyze plot report schedule evaluate fabric validate'.split():\n"
+        "for verb in 'analyze plot report schedule evaluate fabric compare'.split():\n"
         "    assert main([verb, 'none.h5']) == 2\n"
         "assert main(['analyze', 'none.h5', '--phase', 'none']) == 2\n"
         "heavy = {'torch', 'scipy', 'pandas', 'plotly', 'statsmodels', 'matplotlib'}\n"

@@ -12,6 +12,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moetraffic.cli import main, output
@@ -19,6 +20,7 @@ from moetraffic.data import path
 from moetraffic.replay import __main__ as replay
 from moetraffic.replay.bench import __main__ as bench
 from moetraffic.report.console.terminal import Paper
+from tests.synthetic.runs import simulated, write
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -34,6 +36,7 @@ COMMANDS = {
     "anonymize": "anonymize run.h5 -o shared.h5",
     "bench": "bench all_reduce --show big-red-200 --nproc 8 --span 2 -b 300000",
     "compare": "compare run.h5 other.h5",
+    "compare-against": "compare shuffled.h5 --against rerun1.h5 rerun2.h5 rerun3.h5",
     "estimate": "estimate --model mixtral-8x7b --dp 16 --ep 8 --platform dgx-h100",
     "estimate-best": "estimate --model gpt-3b --best --gpus 16 --platform polaris",
     "estimate-lists": "estimate --dp 1,2,4 --zero 0,1 --platform polaris",
@@ -55,7 +58,6 @@ COMMANDS = {
     "replay": "replay run.h5 --dry-run",
     "schedule": "schedule run.h5",
     "schedule-shifts": "schedule run.h5 other.h5",
-    "validate": "validate run.h5 --against other.h5",
 }
 
 
@@ -73,6 +75,10 @@ def test_the_first_screen_is_the_known_one(
     verb, *arguments = shlex.split(COMMANDS[name])
     if LONG in arguments:
         shutil.copy(path("run-top2-balanced.h5"), LONG)
+    if "--against" in arguments:  # simulated reruns, and one whose order is random
+        for seed, rerun in enumerate(arguments[2:]):
+            write(Path(rerun), simulated(seed))
+        write(Path(arguments[0]), np.random.default_rng(0).permutation(simulated(3)))
     programs = {"replay": replay.main, "bench": bench.main}
     code = programs[verb](arguments) if verb in programs else main([verb, *arguments])
     # the size of a file depends on libraries that compress

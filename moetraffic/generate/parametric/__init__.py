@@ -1,1 +1,0 @@
-"""Traffic model of any size: course, movement and rows, fitted, sampled, stored."""

@@ -1,1 +1,0 @@
-"""Traces of sampled counts: times of calls, streamed to disk."""
