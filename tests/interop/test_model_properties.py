@@ -180,7 +180,7 @@ def test_what_routed_tokens_contradict_is_refused(
         ("", "it is empty"),
         ("{0}0,0,0,0,-5\n", "line 2 has '-5' for tokens: write an integer from 0 to"),
         ("{0}0,0,0,0,5.5\n", "line 2 has '5.5' for tokens: write an integer from 0"),
-        ("{0}0,0,0,0,5\n0,0,0,0,6\n", "line 3 has rank and expert .0, 0. of the same"),
+        ("{0}0,0,0,0,5\n0,0,0,0,6\n", "line 3 has rank 0 and expert 0 of the same"),
         (
             "iteration,layer,rank,expert,tokens,dropped\n0,0,0,0,5,5\n0,0,0,1,5,6\n",
             "line 3 has 6 dropped of 5 tokens: count those that are dropped among",

@@ -6,12 +6,15 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
-from moetraffic.cli.show import AllTables, AsJson, Force, Only, show_trace
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, show
 from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import option, trace_output
+from moetraffic.result import Result
 from moetraffic.trace import ALL_TO_ALL, ROUTING
+from moetraffic.trace.merge.merging import Merged
 from moetraffic.trace.model import MOST_ROW_BYTES
 
 MOST = 1 << 16
@@ -101,21 +104,59 @@ def import_(
         pp=pp,
         unit=unit or "",
     )
-    found, merged = import_files(files, format=format or "", options=options, keep=keep)
+    name, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
-    path = shlex.quote(str(output))
+    result = _read(merged, output, name)
+    show(result, as_json=as_json, tables=tables, only=only)
+
+
+def _read(merged: Merged, output: Path, name: str) -> Result:
+    """Say what was read: calls by operation, and what is missing and why."""
+    trace, path = merged.trace, shlex.quote(str(output))
+    occurrences, sites = trace.occurrences, np.array(trace.sites, object)
+    kinds = [site.operation for site in trace.sites]
+    rows = []
+    for operation in dict.fromkeys(kinds):
+        numbers = np.flatnonzero(np.array(kinds) == operation)
+        calls = np.flatnonzero(np.isin(occurrences.site, numbers))
+        named = sites[occurrences.site[calls]]
+        sizes = len(calls) if operation == ROUTING else len(trace.complete(calls))
+        rows.append(
+            {
+                "operation": operation,
+                "calls_read": len(calls),
+                "calls_with_sizes": sizes,
+                "calls_with_layer": sum(site.layer >= 0 for site in named),
+                "calls_with_phase": sum(bool(site.phase) for site in named),
+            }
+        )
+    iterations = len(trace.iterations)
     verbs = [f"analyze {path} (claims)"]
-    operations = {site.operation for site in merged.trace.sites}
-    if operations - {ROUTING}:
+    if set(kinds) - {ROUTING}:
         verbs.append(f"fabric {path} --capacity 100Gbps (links)")
-    if ALL_TO_ALL in operations:
+    if ALL_TO_ALL in kinds:
         verbs.append(f"replay {path} -o again.h5")
-    show_trace(
-        output,
-        as_json=as_json,
-        tables=tables,
-        only=only,
-        merged=merged,
-        following=f"Next: {'; '.join(f'moetraffic {verb}' for verb in verbs)}",
-        format=found,
+    meta = trace.meta
+    remarks = [remark for remark in (meta.schedule, meta.inferred) if remark]
+    return Result(
+        verb="import",
+        head=f"{output}: {meta.world} rank{'s' * (meta.world > 1)} and {iterations} "
+        f"iteration{'s' * (iterations != 1)}, from {name} files",
+        tables={
+            "calls": rows,
+            "missing": [{"missing": what} for what in merged.missing],
+        },
+        screen=("calls", "missing"),
+        captions={
+            "calls": "with sizes: of all members; layers and phases: inferred, too"
+        },
+        verdict=(f"Next: {'; '.join(f'moetraffic {verb}' for verb in verbs)}",),
+        notes=(*(f"contradiction: {c}" for c in merged.contradictions), *remarks),
+        data={
+            "format": name,
+            "file": str(output),
+            "meta": meta.as_dict(),
+            "missing": list(merged.missing),
+            "contradictions": list(merged.contradictions),
+        },
     )
