@@ -21,6 +21,7 @@ from moetraffic.analysis.intervals import UNKNOWN, Interval, ratio
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
+from moetraffic.trace.what_if.loads import over_ranks
 
 from .catalog import Maker, first_line
 from .cluster import Cluster
@@ -81,6 +82,7 @@ class Conditions:
     iterations: range | None = None
     most: int = MOST_SERVED
     seed: int = 0
+    ep: int | None = None  # ranks of a load without source ranks
     networks: Mapping[str, Any] | None = None  # None: those of the options
     options: Mapping[str, Any] = field(default_factory=dict)  # of networks_of
 
@@ -89,6 +91,8 @@ class Bench:
     """The series of one trace, and the forecasts and bounds that policies share."""
 
     def __init__(self, trace: Trace | ExchangeSeries, conditions: Conditions) -> None:
+        if isinstance(trace, Trace):
+            trace = over_ranks(trace, conditions.ep, needed=True)
         self.trace, self.conditions = trace, conditions
         self.name = str(trace.name)
         networks = conditions.networks

@@ -12,6 +12,7 @@ from moetraffic.result import Result
 from moetraffic.spelling import check_choice, nearest
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names
+from moetraffic.trace.what_if.loads import EQUAL_SHARES
 
 from .bench import Bench, Conditions, PolicyFailure, Row
 from .catalog import Maker, policy_maker, validated
@@ -47,6 +48,7 @@ def evaluate(
     phase: str = "dispatch",
     layers: Sequence[int] | str | int | None = None,
     iterations: range | str | None = None,
+    ep: int | None = None,
     most: int = MOST_SERVED,
     seed: int = 0,
     client: Any = None,
@@ -78,6 +80,8 @@ def evaluate(
         What completion times are of; a placement's are of a layer at least.
     phase, layers, iterations
         Selection of exchanges.
+    ep
+        Ranks that share a load of experts without source ranks.
     most
         Maximum number of iterations that are served.
     seed
@@ -141,6 +145,7 @@ def evaluate(
         phase=phase,
         layers=None if chosen_layers is None else tuple(chosen_layers),
         iterations=iteration_range(iterations),
+        ep=ep,
         most=most,
         seed=seed,
         networks=networks,
@@ -198,6 +203,7 @@ def evaluate(
         if isinstance(bench.trace, Trace):
             newest = int(bench.trace.iterations[-1])
             beyond = beyond_last(conditions.iterations, newest)
+            beyond += [EQUAL_SHARES] * (ep is not None)
         notes += [several + note for note in (*read.notes, *beyond)]
         data["runs"].append(
             {

@@ -130,16 +130,6 @@ def test_a_missing_rank_is_recovered_from_its_peers(profiled: Path, kind: str) -
     ).all()
 
 
-def test_recovered_rows_are_marked_in_the_file(profiled: Path, tmp_path: Path) -> None:
-    _, merged = import_files(files(profiled, "profiler")[1:])
-    merged.trace.save(tmp_path / "run.h5")
-    with Trace.open(tmp_path / "run.h5") as trace:
-        of = trace.find(operation=ALL_TO_ALL)
-        assert (trace.presence(of) == Presence.RECOVERED)[:, 0].all()
-        assert not (trace.presence(of) == Presence.RECOVERED)[:, 1:].any()
-        assert len(trace.complete(of)) == len(of)
-
-
 def rewritten(
     folder: Path, source: Path, change: Callable[[dict[str, Any]], None]
 ) -> Path:

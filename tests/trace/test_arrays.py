@@ -9,7 +9,7 @@ import pytest
 
 from moetraffic.analysis import analyze
 from moetraffic.errors import TraceError
-from moetraffic.interop import ImportOptions, import_files, import_trace
+from moetraffic.interop import import_files, import_trace
 from moetraffic.report.views.info import info
 from moetraffic.trace import PHASES, ROUTING, Trace
 from tests.interop.samples import routed_table
@@ -109,9 +109,7 @@ def test_arrays_and_a_table_of_them_are_described_alike(tmp_path: Path) -> None:
     """Neither has times, nor a parallel layout beyond its group."""
     counts = np.random.default_rng().integers(1, 50, (40, 4, 8))
     made = Trace.from_arrays(counts[:, None], row_bytes=8)
-    read = import_trace(
-        routed_table(tmp_path, counts), options=ImportOptions(row_bytes=8)
-    )
+    read = import_trace(routed_table(tmp_path, counts))
     for trace in (made, read):
         assert "imported run, 4 ranks, 1 MoE layer, 8 experts" in repr(trace)
         assert ": imported, 4 ranks (ep 4, dp unknown)" in info(trace).head

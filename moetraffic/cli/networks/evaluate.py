@@ -24,6 +24,7 @@ from moetraffic.cli.show import (
 )
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
+    Ep,
     Iterations,
     Layers,
     Phase,
@@ -179,6 +180,7 @@ def evaluate(
     groups: Annotated[
         int, _help("Groups of experts that share a node.", PLACEMENT, min=1)
     ] = 1,
+    ep: Ep = None,
     layers: Layers = None,
     phase: Phase = "dispatch",
     iterations: Iterations = None,
@@ -226,6 +228,7 @@ def evaluate(
             hold=hold,
             most=most,
             scope=scope,
+            ep=ep,
             **selection(layers, iterations, phase),
             client=cluster,
             on_run=tick,

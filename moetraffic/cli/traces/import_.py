@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -69,8 +70,12 @@ def import_(
         min=0,
         max=MOST,
     ),
-    pp: int = option(
-        1, "Number of pipeline stages, for megatron files.", min=1, max=MOST
+    pp: int | None = option(
+        None,
+        "Number of pipeline stages, for megatron files.",
+        shown="unknown",
+        min=1,
+        max=MOST,
     ),
     unit: str | None = option(
         None, "Unit of the numbers in a matrix: B, KiB, MiB or GiB.", shown="KiB"
@@ -101,7 +106,7 @@ def import_(
         tokens=tokens,
         row_bytes=row_bytes,
         ep=ep,
-        pp=pp,
+        pp=pp or 0,
         unit=unit or "",
     )
     name, merged = import_files(files, format=format or "", options=options, keep=keep)
@@ -113,28 +118,22 @@ def import_(
 def _read(merged: Merged, output: Path, name: str) -> Result:
     """Say what was read: calls by operation, and what is missing and why."""
     trace, path = merged.trace, shlex.quote(str(output))
-    occurrences, sites = trace.occurrences, np.array(trace.sites, object)
-    kinds = [site.operation for site in trace.sites]
-    rows = []
-    for operation in dict.fromkeys(kinds):
-        numbers = np.flatnonzero(np.array(kinds) == operation)
-        calls = np.flatnonzero(np.isin(occurrences.site, numbers))
-        named = sites[occurrences.site[calls]]
-        sizes = len(calls) if operation == ROUTING else len(trace.complete(calls))
-        rows.append(
-            {
-                "operation": operation,
-                "calls_read": len(calls),
-                "calls_with_sizes": sizes,
-                "calls_with_layer": sum(site.layer >= 0 for site in named),
-                "calls_with_phase": sum(bool(site.phase) for site in named),
-            }
-        )
+    names = ("calls_read", "calls_with_sizes", "calls_with_layer", "calls_with_phase")
+    counts: dict[str, Counter[str]] = {}
+    for number, site in enumerate(trace.sites):
+        calls = np.flatnonzero(trace.occurrences.site == number)
+        present = trace.present(calls)
+        if min(site.peers) >= 0:
+            present = present[:, list(site.peers)]
+        sized = int(present.all(axis=1).sum())
+        layers, phases = len(calls) * (site.layer >= 0), len(calls) * bool(site.phase)
+        numbers = zip(names, (len(calls), sized, layers, phases), strict=True)
+        counts.setdefault(site.operation, Counter()).update(dict(numbers))
     iterations = len(trace.iterations)
     verbs = [f"analyze {path} (claims)"]
-    if set(kinds) - {ROUTING}:
+    if counts.keys() - {ROUTING}:
         verbs.append(f"fabric {path} --capacity 100Gbps (links)")
-    if ALL_TO_ALL in kinds:
+    if ALL_TO_ALL in counts:
         verbs.append(f"replay {path} -o again.h5")
     meta = trace.meta
     remarks = [remark for remark in (meta.schedule, meta.inferred) if remark]
@@ -143,7 +142,10 @@ def _read(merged: Merged, output: Path, name: str) -> Result:
         head=f"{output}: {meta.world} rank{'s' * (meta.world > 1)} and {iterations} "
         f"iteration{'s' * (iterations != 1)}, from {name} files",
         tables={
-            "calls": rows,
+            "calls": [
+                {"operation": operation, **{name: of[name] for name in names}}
+                for operation, of in counts.items()
+            ],
             "missing": [{"missing": what} for what in merged.missing],
         },
         screen=("calls", "missing"),

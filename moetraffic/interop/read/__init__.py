@@ -10,7 +10,16 @@ from moetraffic.spelling import check_choice
 from moetraffic.trace.merge.merging import Merged
 from moetraffic.trace.trace import Trace
 
-from . import chakra, execution_trace, inspector, router_trace, tables, torch_profile
+from . import (
+    chakra,
+    execution_trace,
+    flight_recorder,
+    inspector,
+    loads,
+    router_trace,
+    tables,
+    torch_profile,
+)
 from .assemble import assemble, validate_options
 from .files import opened, wrong
 from .rows import Importer, ImportOptions
@@ -21,9 +30,11 @@ IMPORTERS: dict[str, Importer] = {
     importer.name: importer
     for importer in (
         torch_profile.IMPORTER,
+        flight_recorder.IMPORTER,
         execution_trace.IMPORTER,
         router_trace.IMPORTER,
         inspector.IMPORTER,
+        loads.IMPORTER,
         tables.MATRIX,
         tables.IMPORTER,
         chakra.IMPORTER,
@@ -88,6 +99,12 @@ def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
 
 def _unknown(path: Path) -> TraceError:
     """Create the error for a file of no known format."""
+    with opened(path) as text:
+        if "algbw" in text.read(BEGINNING):
+            return TraceError(
+                f"{path.name} has measurements of nccl-tests, which are no traffic: "
+                f"moetraffic bench --show {path} reads them"
+            )
     try:
         with Trace.open(path):
             return TraceError(

@@ -34,13 +34,15 @@ from moetraffic.trace.model import (
 )
 from moetraffic.trace.routed import contradiction_of_k
 from moetraffic.trace.trace import Trace
+from moetraffic.units import rank_span
 
-from .files import MOST_BYTES, MOST_RANKS, words
+from .files import MOST_BYTES, words
 from .messages import join_messages
-from .rows import UNNUMBERED, Contents, ImportOptions, Row, too_few_ranks
+from .rows import UNNUMBERED, Contents, ImportOptions, Row, number_of_ranks
 
 MOST_CELLS = 1 << 28  # total cells of matrices: 2 GiB
 SHOWN = 8  # names in a sentence
+OWN = ", but for rank-local bytes"
 
 
 def assemble(
@@ -64,7 +66,11 @@ def assemble(
         Whether contradictions between files are only reported.
     """
     source = words(", ".join(file.name for file in files), 1000)
-    world, world_by = _world(contents, options)
+    highest = max((*contents.files, *(r.rank for r in contents.rows)), default=0) + 1
+    world, world_by = contents.world, contents.world_by
+    if highest > world or not world_by:
+        world, world_by = max(highest, world), "the highest rank in the files"
+    world, world_by = number_of_ranks(world, world_by, options)
     _leave_out_implausible(contents)
     if not contents.rows:
         raise TraceError(
@@ -110,23 +116,6 @@ def assemble(
         missing=(*merged.missing, *remarks),
         contradictions=contradictions,
     )
-
-
-def _world(contents: Contents, options: ImportOptions) -> tuple[int, str]:
-    """Return the number of ranks, and what it is from."""
-    highest = max((*contents.files, *(r.rank for r in contents.rows)), default=0) + 1
-    world = max(contents.world, highest)
-    if world > MOST_RANKS:
-        raise TraceError(
-            f"a run has at most {MOST_RANKS} ranks, but a file is of rank {world - 1}: "
-            "correct it there"
-        )
-    if options.ranks and options.ranks < world:
-        raise too_few_ranks(world, options)
-    if options.ranks:
-        return options.ranks, "--ranks"
-    stated = contents.world_by if contents.world == world else ""
-    return world, stated or "the highest rank in the files"
 
 
 def _leave_out_implausible(contents: Contents) -> None:
@@ -208,6 +197,7 @@ def _apply_model(contents: Contents, options: ImportOptions) -> None:
                     f"{options.k} for each of {options.tokens} tokens: change --tokens "
                     "or --k"
                 )
+    told = False
     for step in contents.steps:
         rows_of_layers = set(dispatched.get((step.rank, step.iteration), {}).values())
         if options.tokens:
@@ -215,7 +205,10 @@ def _apply_model(contents: Contents, options: ImportOptions) -> None:
         elif len(rows_of_layers) == 1:  # the layers agree
             tokens, rest = divmod(rows_of_layers.pop(), options.k)
             step.tokens = tokens if tokens > 0 and not rest else -1
-    if any(step.tokens >= 0 for step in contents.steps):
+        else:
+            continue
+        told = told or step.tokens >= 0
+    if told:
         by_rows = f"the rows of dispatch, {options.k} for each token"
         source = "--tokens" if options.tokens else by_rows
         contents.inferred.append(f"tokens of each rank and iteration from {source}")
@@ -376,14 +369,21 @@ def _recovered(trace: Trace, files: Mapping[int, str]) -> list[str]:
             continue
         presence = trace.presence(np.flatnonzero(trace.occurrences.site == number))
         recovered = (presence == Presence.RECOVERED).sum(axis=0).tolist()
-        ranks = trace.groups[site.group].ranks
-        rows += Counter(dict(zip(ranks, recovered, strict=True)))
+        members = trace.groups[site.group].ranks
+        rows += Counter(dict(zip(members, recovered, strict=True)))
         unsized += int((presence == Presence.UNSIZED).sum())
-    remarks = [
-        f"{count} rows of rank {rank} are recovered from what its peers received"
-        + ("" if rank in files else ", but for what it kept for itself")
-        for rank, count in sorted(rows.items())
-    ]
+    remarks = []
+    for ranks, but in (
+        ([rank for rank in sorted(rows) if rank in files], ""),
+        ([rank for rank in sorted(rows) if rank not in files], OWN),
+    ):
+        if ranks:
+            many = len(ranks) > 1
+            remarks.append(
+                f"{sum(rows[rank] for rank in ranks)} rows of rank{'s' * many} "
+                f"{rank_span(ranks)} are recovered from what "
+                f"{'their' if many else 'its'} peers received{but}"
+            )
     if unsized:
         remarks.append(f"{unsized} calls have unknown byte counts")
     return remarks

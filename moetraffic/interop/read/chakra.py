@@ -28,7 +28,7 @@ from .files import (
     words,
     wrong,
 )
-from .rows import Contents, Importer, ImportOptions, Row, too_few_ranks
+from .rows import Contents, Importer, ImportOptions, Row, number_of_ranks
 
 SEND, RECEIVE, COLLECTIVE = 5, 6, 7  # NodeType
 OPERATIONS = (  # by CollectiveCommType
@@ -102,19 +102,15 @@ def read(files: Sequence[Path], options: ImportOptions) -> Contents:
         peers = (attributes.get(end) for end in ("comm_src", "comm_dst"))
         ends += [peer for peer in peers if isinstance(peer, int)]
     connected = max(ends, default=-1) + 1
-    if connected > MOST_RANKS:
-        raise wrong(
-            files[0], f"a message is of rank {connected - 1}", "correct it there"
-        )
-    if options.ranks and options.ranks < connected:
-        raise too_few_ranks(connected, options)
+    by = "the ranks of messages and groups"
+    world, world_by = number_of_ranks(connected, by, options)
     contents = Contents(
-        world=options.ranks or max(connected, *ranks, *(r + 1 for r in ranks)),
-        world_by="the largest group of a call, by its parts",
+        world=max(world, *(rank + 1 for rank in ranks)),
+        world_by=world_by,
         files={rank: file.name for rank, file in ranks.items()},
         inferred=[ROUNDED],
     )
-    if not (connected or options.ranks):
+    if not world:
         raise wrong(
             files[0],
             "neither its messages nor groups show the number of ranks",

@@ -133,7 +133,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Contents:
     return read_ranks(_read_rank, files, options)
 
 
-def _read_rank(path: Path, assumed: int) -> RankFile:
+def _read_rank(path: Path, assumed: int, contents: Contents) -> RankFile:
     """Read one rank's execution trace, of a run with an assumed number of ranks."""
     nodes = _scanned(path)
     for node in nodes.functions.values():
@@ -157,13 +157,13 @@ def _read_rank(path: Path, assumed: int) -> RankFile:
             "neither a collective of all ranks nor its name contains its rank",
             "name it like rank3.json",
         )
+    contents.seen += nodes.seen
     return RankFile(
         path=path,
         rank=rank,
         groups=groups,
         calls=calls,
         steps={at: (n, UNKNOWN_TIME, UNKNOWN_TIME) for at, n in nodes.steps.items()},
-        seen=nodes.seen,
     )
 
 

@@ -42,7 +42,8 @@ def wrong(
     path: Path, what: str, remedy: str = "take a whole copy of it"
 ) -> UnreadableFile:
     """Create the error for an unreadable file from its defect and a remedy."""
-    return UnreadableFile(f"{path.name} cannot be imported, for {what}: {remedy}")
+    said = " ".join(what.split())
+    return UnreadableFile(f"{path.name} cannot be imported, for {said}: {remedy}")
 
 
 @contextmanager
@@ -211,8 +212,3 @@ def integers(value: Any) -> tuple[list[int], bool] | None:
     if None in numbers:
         return None
     return [n for n in numbers if n is not None], cut
-
-
-def json_lines(path: Path, remarks: list[str]) -> Iterator[dict[str, Any]]:
-    """Iterate over the objects of a file, one on each line."""
-    yield from (value for _, value in json_objects(path, remarks))

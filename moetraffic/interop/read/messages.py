@@ -23,9 +23,6 @@ from .rows import UNNUMBERED, Contents, Row
 Round = Mapping[int, Sequence[Row]]
 """Messages of a round by the world rank that recorded them."""
 
-Sizes = Mapping[tuple[int, int], Mapping[int, int]]
-"""Bytes from a group rank to another, by the world rank that recorded them."""
-
 
 def join_messages(contents: Contents) -> None:
     """Replace the messages that form all-to-alls in ``contents.rows``.
@@ -45,8 +42,8 @@ def join_messages(contents: Contents) -> None:
     for group, by_rank in by_group.items():
         numbered = all(m.sequence >= 0 for own in by_rank.values() for m in own)
         rounds = _rounds(by_rank, numbered=numbered)
-        sizes = [_sizes(messages) for messages in rounds]
-        if not _complete(len(group.ranks), sizes, numbered=numbered):
+        sizes = _sizes(len(group.ranks), rounds, numbered=numbered)
+        if not sizes:
             continue
         number += len(rounds)
         itself = any(source == dest for pairs in sizes for source, dest in pairs)
@@ -69,7 +66,7 @@ def join_messages(contents: Contents) -> None:
         f"{number} all-to-alls, from sends and receives that complete each other"
     ] * bool(number)
     contents.missing += [
-        f"{count} sends and receives of rank {rank} are recorded by its peers alone"
+        f"sends and receives of rank {rank} that its peers alone recorded: {count}"
         for rank, count in sorted(lost.items())
     ]
 
@@ -89,31 +86,31 @@ def _rounds(by_rank: Mapping[int, Sequence[Row]], *, numbered: bool) -> list[Rou
     return [rounds[number] for number in sorted(rounds)]
 
 
-def _sizes(messages: Round) -> Sizes:
-    """Return the sizes of the messages of a round, where they are known."""
-    sizes: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-    for rank, own in messages.items():
-        for message in own:
-            if message.volume >= 0:
-                sizes[message.peers][rank] = message.volume
-    return sizes
+def _sizes(
+    width: int, rounds: Sequence[Round], *, numbered: bool
+) -> list[dict[tuple[int, int], dict[int, int]]]:
+    """Return the sizes of messages by pair and recording rank; none: no all-to-alls.
 
-
-def _complete(width: int, rounds: Sequence[Sizes], *, numbered: bool) -> bool:
-    """Whether the messages of all rounds complete each other to all-to-alls.
-
-    Rounds that are numbered may lack records, of small or lost messages.
+    Rounds that are numbered may lack records, of small or lost messages, but no pair
+    lacks all.
     """
-    pairs = set(permutations(range(width), 2))
-    for sizes in rounds:
-        if any(len(set(ends.values())) > 1 for ends in sizes.values()):
-            return False
-        if not (numbered or pairs <= sizes.keys()):
-            return False
-    if numbered or width > 2 or any((0, 0) in sizes for sizes in rounds):
-        return True
-    uneven = [set(s[0, 1].values()) != set(s[1, 0].values()) for s in rounds]
-    return 2 * sum(uneven) > len(uneven)
+    pairs, every = set(permutations(range(width), 2)), []
+    for messages in rounds:
+        sizes: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        for rank, own in messages.items():
+            for message in own:
+                if message.volume >= 0:
+                    sizes[message.peers][rank] = message.volume
+        agree = all(len(set(ends.values())) == 1 for ends in sizes.values())
+        if not (agree and (numbered or pairs <= sizes.keys())):
+            return []
+        every.append(sizes)
+    if not pairs <= set().union(*every):
+        return []
+    if numbered or width > 2 or any((0, 0) in sizes for sizes in every):
+        return [*every]
+    uneven = [set(s[0, 1].values()) != set(s[1, 0].values()) for s in every]
+    return [*every] if 2 * sum(uneven) > len(uneven) else []
 
 
 def _joined(first: Row, messages: Sequence[Row], *, itself: bool) -> Row:
@@ -175,6 +172,6 @@ def add_lost(contents: Contents) -> None:
                     before[id(own[int(numbers[later])])].append(call)
     contents.rows = [r for row in contents.rows for r in (*before[id(row)], row)]
     contents.missing += [
-        f"the file of rank {rank} lacks {count} collectives that its peers recorded"
+        f"collectives that peers of rank {rank} recorded, but not its file: {count}"
         for rank, count in sorted(lost.items())
     ]

@@ -36,7 +36,10 @@ from .rows import Contents, Importer, ImportOptions, Row, Step
 EMPTY = re.compile(r"router_trace_rank\d+\.jsonl")  # of a rank without experts
 LARGEST_EXPERT = 1 << 16
 DECODER = ("decoder", 0)
-ONE_STAGE = "layers as numbered in the files, which number those of a stage (--pp)"
+UNSTAGED = (
+    "the pipeline stages are not in the files, which number the layers of a stage, or "
+    "of a virtual stage, alike: give --pp (1: there are none)"
+)
 STAGES = "layers of a pipeline stage counted after the highest one of earlier stages"
 
 
@@ -86,7 +89,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Contents:
         )
     world = max(options.ranks, max(decisions) + 1)
     groups = _groups(world, experts, options)
-    stage_ranks = world // options.pp
+    stage_ranks = world // (options.pp or 1)
     layer_of = _layers(decisions, stage_ranks)
     unknown = np.full(experts, -1)  # dropped copies are not recorded
     for rank, made in decisions.items():
@@ -117,18 +120,22 @@ def read(files: Sequence[Path], options: ImportOptions) -> Contents:
     topk = {decision.k for decision in every}
     contents.world, contents.experts = world, experts
     contents.k = topk.pop() if len(topk) == 1 else 0
-    contents.inferred.append(STAGES if options.pp > 1 else ONE_STAGE)
+    if options.pp > 1:
+        contents.inferred.append(STAGES)
+    elif not options.pp and world > 1:
+        contents.missing.append(UNSTAGED)
     return contents
 
 
 def _groups(world: int, experts: int, options: ImportOptions) -> list[Group]:
     """Return the groups of ranks that route to the same experts."""
-    if world % options.pp:
+    pp = options.pp or 1
+    if world % pp:
         raise TraceError(
-            f"pipeline stages have equally many ranks, but --pp is {options.pp}, with "
+            f"pipeline stages have equally many ranks, but --pp is {pp}, with "
             f"{world} ranks: change --pp or --ranks"
         )
-    stage_ranks = world // options.pp
+    stage_ranks = world // pp
     ep = options.ep or stage_ranks
     if stage_ranks % ep or (options.ep and experts % ep):
         raise TraceError(
@@ -136,7 +143,7 @@ def _groups(world: int, experts: int, options: ImportOptions) -> list[Group]:
             f"{stage_ranks} ranks and {experts} experts: change --ep, --experts or "
             "--ranks"
         )
-    kind = "ep" if options.ep else "world" if options.pp == 1 else "other"
+    kind = "ep" if options.ep else "world" if pp == 1 else "other"
     return [
         Group(kind=kind, ranks=tuple(range(first, first + ep)))
         for first in range(0, world, ep)

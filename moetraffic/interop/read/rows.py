@@ -15,6 +15,8 @@ from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import UNKNOWN_TIME, Group, Source
 
+from .files import MOST_RANKS
+
 BY_ORDER = -1
 """Sequence number of a call: the n-th row of its group on its rank."""
 
@@ -51,7 +53,7 @@ class Row:
     link: int = -1  # equal for a forward call and its backward
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """One rank's iteration; times in ns of the rank's clock."""
 
@@ -95,7 +97,7 @@ class ImportOptions:
     tokens: int = 0  # of a rank in an iteration
     row_bytes: int = 0  # of a token copy
     ep: int = 0
-    pp: int = 1  # pipeline stages
+    pp: int = 0  # pipeline stages
     unit: str = ""  # of a matrix; KiB if empty
 
 
@@ -109,8 +111,18 @@ class Importer:
     read: Callable[[Sequence[Path], ImportOptions], Contents]
 
 
-def too_few_ranks(least: int, options: ImportOptions) -> TraceError:
-    """Create the error for a number of ranks that the files contradict."""
-    return TraceError(
-        f"the files are of {least} ranks, but --ranks is {options.ranks}: raise it"
-    )
+def number_of_ranks(world: int, by: str, options: ImportOptions) -> tuple[int, str]:
+    """Return the number of ranks of a run, and what it is from.
+
+    ``world`` is the number that the files show, 0 if unknown, and ``by`` how they do.
+    """
+    if world > MOST_RANKS:
+        raise TraceError(
+            f"a run has at most {MOST_RANKS} ranks, but the files are of {world}: "
+            "correct them there"
+        )
+    if options.ranks and options.ranks < world:
+        raise TraceError(
+            f"the files are of {world} ranks, but --ranks is {options.ranks}: raise it"
+        )
+    return (options.ranks, "--ranks") if options.ranks else (world, by)

@@ -22,11 +22,10 @@ blank lines separate matrices, and ``#`` begins a comment.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,12 +37,10 @@ from moetraffic.trace.model import (
     DIRECTIONS,
     PHASES,
     ROUTING,
-    TRANSPOSED_PHASES,
     Group,
     Source,
 )
 from moetraffic.trace.provenance import SOURCES
-from moetraffic.units import rank_span
 
 from .files import (
     MOST_BYTES,
@@ -52,10 +49,11 @@ from .files import (
     MOST_TOKENS,
     lines,
     opened,
+    whole,
     words,
     wrong,
 )
-from .rows import Contents, Importer, ImportOptions, Row, Step, too_few_ranks
+from .rows import Contents, Importer, ImportOptions, Row, Step, number_of_ranks
 
 if TYPE_CHECKING:
     import pandas
@@ -65,7 +63,6 @@ DEMANDS = ("iteration", "layer", "rank", "expert", "tokens")
 EITHER = {"micro_batch", "group", "call_source", "step_source"}
 MORE = {"row_bytes", "dtype", "label", "direction"}  # of exchanges
 MOST_MEMBERS = 1 << 13
-MOST_EXPERTS = 1 << 16
 COUNTS = {  # column: least and highest value, and that of an empty cell
     "iteration": (0, MOST_ITERATIONS, None),
     "micro_batch": (0, MOST_LAYERS, 0),
@@ -75,13 +72,20 @@ COUNTS = {  # column: least and highest value, and that of an empty cell
     "destination": (0, MOST_MEMBERS - 1, None),
     "bytes": (0, MOST_BYTES, None),
     "rank": (0, MOST_MEMBERS - 1, None),
-    "expert": (0, MOST_EXPERTS - 1, None),
+    "expert": (0, (1 << 16) - 1, None),
     "tokens": (0, MOST_TOKENS, None),
     "dropped": (0, MOST_TOKENS, -1),
 }
-BY_ROW_BYTES = (
-    "exchanges from routed tokens and --row-bytes, each rank with a contiguous block "
-    "of experts"
+CHOICES = {
+    "phase": PHASES,
+    "direction": (*DIRECTIONS, "unknown"),
+    "call_source": SOURCES,
+    "step_source": SOURCES,
+}
+TEXTS = {"label": 200, "dtype": 20, "group": 1000}  # and their lengths
+CALL = (  # columns that tell a call, in the order of a program
+    *("iteration", "micro_batch", "layer", "stage", "phase", "direction", "label"),
+    *("group", "dtype", "row_bytes", "call_source"),
 )
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LETTERS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -89,26 +93,6 @@ CELL = re.compile(r"(\d{1,18})(?:\.(\d*))?(?:[eE]\+?(\d{1,2}))?([BKMG]?)")
 AS_DISPATCH = "each matrix as the dispatch of layer 0, as --experts or --k is given"
 NO_DISPATCH = "no layer and phase (--experts or --k: each matrix is a layer's dispatch)"
 IN_KIB = "numbers read as KiB (--unit B for bytes)"
-
-
-class Call(NamedTuple):
-    """Call to which lines of a table belong, in the order of a program."""
-
-    iteration: int
-    micro_batch: int
-    layer: int
-    stage: int  # 0: routing; then the phases; others
-    phase: str
-    direction: str
-    label: str
-    group: str
-    dtype: str
-    row_bytes: int
-    call_source: str  # of layer, phase and label; "": the file states them
-
-
-Values = dict[Call, tuple[Int64, Int64]]
-"""Bytes ``[W, W]`` sent and received, or tokens and dropped tokens ``[W, E]``."""
 
 
 # ---- CSV ----------------------------------------------------------------------------
@@ -120,50 +104,40 @@ def read(files: Sequence[Path], options: ImportOptions) -> Contents:
 
     table = pandas.concat([_table(file) for file in files], ignore_index=True)
     if table.empty:
-        raise wrong(
-            files[0],
-            "it holds no line but the names of its columns",
-            "write a line for each pair",
-        )
-    demand = table["stage"] == 0
-    experts = max(options.experts, 1 + max(table.loc[demand, "to"], default=-1))
+        what = "it holds no line but the names of its columns"
+        raise wrong(files[0], what, "write a line for each pair")
     groups = {name: _group(name) for name in table["group"].unique()}
-    listed = [rank for group in groups.values() for rank in group.ranks]
-    ranks = [*listed, int(table["of"].max())]
-    ranks.append(max(table.loc[~demand, "to"], default=0))
-    world = max(ranks) + 1
-    if options.ranks and options.ranks < world:
-        raise too_few_ranks(world, options)
-    world = options.ranks or world
-    for name, group in groups.items():
-        everyone = group.ranks or tuple(range(world))
-        groups[name] = Group(kind=group.kind, ranks=everyone)
-    values: Values = {}
-    for key, part in table.groupby(list(Call._fields), sort=False):
-        call = Call(*key)
-        values[call] = _values(call, part, groups[call.group], experts)
+    demand = table["stage"] == 0
+    ranks = [rank for group in groups.values() for rank in group.ranks]
+    ranks += [table["of"].max(), *table.loc[~demand, "to"]]
+    by = "the highest rank in the table"
+    world, world_by = number_of_ranks(int(max(ranks)) + 1, by, options)
     contents = Contents(
-        world=world, world_by="the highest rank in the table", experts=experts
+        world=world,
+        world_by=world_by,
+        experts=max(options.experts, 1 + max(table.loc[demand, "to"], default=-1)),
     )
-    if options.row_bytes:
-        _add_exchanges(values, groups, options.row_bytes, contents)
-    for call in sorted(values):
-        _add_rows(call, values[call], groups[call.group], contents)
-    stated = table[table["step_source"] != ""].groupby("iteration")["step_source"]
-    sources = {
-        int(iteration): min(Source[name.upper()] for name in names.unique())
-        for iteration, names in stated
-    }
-    for rank in range(world):
-        contents.files[rank] = files[0].name
-        for iteration in sorted({call.iteration for call in values}):
-            source = sources.get(iteration, Source.ANNOTATED)
-            contents.steps.append(Step(rank=rank, iteration=iteration, source=source))
+    everyone = tuple(range(world))
+    contents.files = dict.fromkeys(everyone, files[0].name)
+    for key, lines_of_call in table.groupby(list(CALL)):
+        call = dict(zip(CALL, key, strict=True))
+        group = groups[call["group"]]
+        group = Group(kind=group.kind, ranks=group.ranks or everyone)
+        _add_rows(call, lines_of_call, group, contents)
+    stated = table["step_source"].map(lambda name: Source[name.upper() or "ANNOTATED"])
+    for iteration, source in stated.groupby(table["iteration"]).min().items():
+        contents.steps += [
+            Step(rank=rank, iteration=iteration, source=Source(source))
+            for rank in everyone
+        ]
     return contents
 
 
 def _table(path: Path) -> pandas.DataFrame:
-    """Read a CSV file: the columns of :class:`Call`, and of, to, value, dropped."""
+    """Read a CSV file: the columns of CALL, and of, to, value, dropped, step_source.
+
+    Its index are the lines of the file.
+    """
     import pandas
 
     try:
@@ -188,203 +162,121 @@ def _table(path: Path) -> pandas.DataFrame:
             f"name them {','.join(EXCHANGES)} or {','.join(DEMANDS)}",
         )
     table.columns = pandas.Index(header)
-    table.index = table.index + 1  # lines of the file
+    table.index = table.index + 1
     table = table[1:].apply(lambda column: column.str.strip())
     table = table[(table != "").any(axis=1)].copy()
     of, to, value = needed[-3:]
-    names = {*needed, *EITHER, *MORE, "phase", "dropped"}
-    for name in sorted(names - set(header)):
-        table[name] = ""
-    for name in sorted(names & COUNTS.keys()):
-        table[name] = _counts(path, table[name], *COUNTS[name])
-    _settle_words(path, table)
+    for name in (*needed, *EITHER, *MORE, "phase", "dropped"):
+        table[name] = _column(
+            path, table.get(name, pandas.Series("", table.index)), name
+        )
+    backward = table["phase"].str.contains("grad")
+    implied = backward.map({True: "backward", False: "forward"})
+    table["direction"] = table["direction"].where(table["direction"] != "", implied)
+    table["direction"] = table["direction"].replace("unknown", "")
     _refuse(
         path,
         table["dropped"] > table[value],  # -1 in exchanges
-        lambda line: (
-            f"has {table['dropped'][line]} dropped of {table[value][line]} {value}"
-        ),
+        "more dropped tokens than tokens",
         "count those that are dropped among the tokens",
     )
-    table["stage"] = 0
-    if not demands:
-        order = {phase: 1 + n for n, phase in enumerate((*PHASES, ""))}
-        table["stage"] = table["phase"].map(order)
+    stages = {phase: 1 + at for at, phase in enumerate((*PHASES, ""))}
+    table["stage"] = 0 if demands else table["phase"].map(stages)
     table = table.assign(of=table[of], to=table[to], value=table[value])
     _refuse(
         path,
-        table.duplicated([*Call._fields, "of", "to"]),
-        lambda line: (
-            f"has {of} {table['of'][line]} and {to} {table['to'][line]} of the same "
-            "call again"
-        ),
+        table.duplicated([*CALL, "of", "to"]),
+        f"the same {of} and {to} of a call as a line before",
         "write one line for each, and number calls in the column micro_batch",
     )
-    return table[[*Call._fields, "step_source", "of", "to", "value", "dropped"]]
+    return table[[*CALL, "of", "to", "value", "dropped", "step_source"]]
 
 
-def _refuse(path: Path, lines: Any, what: Callable[[Any], str], remedy: str) -> None:
-    """Raise the error of the first line that is marked."""
-    if lines.any():
-        line = lines.idxmax()
-        raise wrong(path, f"line {line} {what(line)}", remedy)
+def _refuse(path: Path, marked: pandas.Series, what: str, remedy: str) -> None:
+    """Raise an error if any line is marked."""
+    if marked.any():
+        raise wrong(path, f"line {marked.idxmax()} has {what}", remedy)
 
 
-def _counts(
-    path: Path, cells: pandas.Series, least: int, most: int, empty: int | None
-) -> pandas.Series:
-    """Convert a column to integers."""
-    filled = cells.where(cells != "", str(empty))
-    numeric = filled.str.fullmatch(r"-?\d{1,18}")
-    numbers = filled.where(numeric, "0").astype("int64")
-    given = cells != ""
-    beyond = (numbers < least) | (numbers > most)
+def _column(path: Path, cells: pandas.Series, name: str) -> pandas.Series:
+    """Check and convert a column."""
+    if name in TEXTS:
+        return cells.map(lambda text: words(text, TEXTS[name]))
+    bad, converted = ~cells.isin({"", *CHOICES.get(name, ())}), cells
+    rule = f"write one of {', '.join(CHOICES.get(name, ()))}, or nothing"
+    if name in COUNTS:
+        least, most, empty = COUNTS[name]
+        numeric = cells.str.fullmatch(r"-?\d{1,18}")
+        converted = cells.where(numeric, str(least)).astype("int64")
+        bad = ~numeric | (converted < least) | (converted > most)
+        rule = f"write an integer from {least} to {most:,}"
+        if empty is not None:
+            bad &= cells != ""
+            converted = converted.where(cells != "", empty)
     _refuse(
-        path,
-        ~numeric | (given & beyond),
-        lambda line: f"has {cells[line][:40]!r} for {cells.name}",
-        f"write an integer from {least} to {most:,}",
+        path, bad, f"{cells[bad.idxmax()][:40]!r} for {name}" if len(bad) else "", rule
     )
-    return numbers
-
-
-def _settle_words(path: Path, table: pandas.DataFrame) -> None:
-    """Check and complete the columns of text."""
-    implied = (
-        table["phase"].str.contains("grad").map({True: "backward", False: "forward"})
-    )
-    table["direction"] = table["direction"].where(table["direction"] != "", implied)
-    for name, known, what in (
-        ("phase", PHASES, "a phase is one of"),
-        ("direction", (*DIRECTIONS, "unknown"), "a direction is one of"),
-        ("call_source", SOURCES, "a source is one of"),
-        ("step_source", SOURCES, "a source is one of"),
-    ):
-        _refuse(
-            path,
-            ~table[name].isin({"", *known}),
-            partial(_odd_word, table[name]),
-            f"{what} {', '.join(known)}, or empty",
-        )
-    table["direction"] = table["direction"].replace("unknown", "")
-    for name, most in (("label", 200), ("dtype", 20), ("group", 1000)):
-        table[name] = table[name].map(lambda text, most=most: words(text, most))
-
-
-def _odd_word(cells: pandas.Series, line: Any) -> str:
-    return f"has the {cells.name} {cells[line][:40]!r}"
+    return converted
 
 
 def _group(text: str) -> Group:
     """Parse a group such as ``ep 0-3 8``; without ranks it is of all ranks."""
-    match = re.fullmatch(
-        r"(?:([^\s\d]\S{0,19})\s*)?((?:\d{1,6}(?:-\d{1,6})?\s*)*)", text
-    )
+    spans = text.split()
+    kind = spans.pop(0)[:20] if spans and not spans[0][0].isdigit() else "ep"
     ranks: list[int] = []
-    for span in match[2].split() if match else ():
+    for span in spans:
         first, _, last = span.partition("-")
-        ranks += range(int(first), min(int(last or first), MOST_MEMBERS) + 1)
-    if (
-        (text and not ranks)
-        or len(set(ranks)) < len(ranks)
-        or max(ranks, default=0) >= MOST_MEMBERS
-    ):
+        begin, end = whole(first), whole(last or first)
+        if begin is None or end is None or not begin <= end < MOST_MEMBERS:
+            ranks = [-1]
+            break
+        ranks += range(begin, end + 1)
+    if len(set(ranks)) < len(ranks) or -1 in ranks:
         raise TraceError(
             f"a group is its kind and its ranks, such as 'ep 0-3', not {text[:40]!r}: "
             "change the column group"
         )
-    return Group(kind=(match and match[1]) or "ep", ranks=tuple(ranks))
+    return Group(kind=kind, ranks=tuple(ranks))
 
 
-def _values(
-    call: Call, lines: pandas.DataFrame, group: Group, experts: int
-) -> tuple[Int64, Int64]:
-    """Return what each member of a group gives, and the other side of it."""
+def _add_rows(
+    call: Mapping[str, Any], cells: pandas.DataFrame, group: Group, contents: Contents
+) -> None:
+    """Add the rows of all members of a call."""
+    routing = call["stage"] == 0
     member = {rank: at for at, rank in enumerate(group.ranks)}
-    ends = ["of", "to"] if call.stage else ["of"]
-    outside = set(np.unique(lines[ends])) - set(member)
+    outside = set(np.unique(cells[["of"] if routing else ["of", "to"]])) - set(member)
     if outside:
         raise TraceError(
             f"an exchange is between the ranks of its group, but rank {min(outside)} "
             f"is not one of {list(group.ranks)[:20]}: change the column group"
         )
-    of = lines["of"].map(member)
-    to = lines["to"].map(member) if call.stage else lines["to"]
-    given = np.zeros((len(member), len(member) if call.stage else experts), np.int64)
-    given[of, to] = lines["value"]
-    if call.stage:
-        return given, given.T
-    dropped = np.zeros_like(given)
-    dropped[of, to] = lines["dropped"]
-    return given, np.full_like(given, -1) if (dropped < 0).any() else dropped
-
-
-def _add_exchanges(
-    values: Values, groups: Mapping[str, Group], row_bytes: int, contents: Contents
-) -> None:
-    """Add the four exchanges of each routing, with contiguous blocks of experts.
-
-    A layer that has exchanges on the same ranks, or whose group has exchanges of an
-    unknown layer, gets none.
-    """
-    experts, own = contents.experts, set()
-    held = {(c.layer, frozenset(groups[c.group].ranks)) for c in values if c.stage}
-    for call, (tokens, dropped) in [v for v in values.items() if not v[0].stage]:
-        group = groups[call.group]
-        width, members = len(group.ranks), frozenset(group.ranks)
-        if held & {(call.layer, members), (-1, members)}:
-            own.add(call.layer)
-            continue
-        if experts % width:
-            raise TraceError(
-                "--row-bytes of routed tokens needs the same number of experts on each "
-                f"rank, but there are {experts} experts on {width} ranks: change "
-                "--experts, or leave --row-bytes out"
-            )
-        contents.placed[call.layer, group] = np.repeat(
-            group.ranks, experts // width
-        ).tolist()
-        copies = (tokens - dropped.clip(0)).reshape(width, width, -1)
-        sent = copies.sum(axis=2) * row_bytes
-        for stage, phase in enumerate(PHASES, 1):
-            exchange = call._replace(
-                stage=stage,
-                phase=phase,
-                direction="backward" if "grad" in phase else "forward",
-                row_bytes=row_bytes,
-                call_source="inferred",
-            )
-            given = sent.T if phase in TRANSPOSED_PHASES else sent
-            values[exchange] = given, given.T
-    if contents.placed:
-        contents.inferred.append(BY_ROW_BYTES)
-    if own:
-        layers = f"layer{'s' * (len(own) > 1)} {rank_span(sorted(own))}"
-        contents.inferred.append(
-            f"--row-bytes adds no exchanges to {layers}: the table has its own"
-        )
-
-
-def _add_rows(
-    call: Call, values: tuple[Int64, Int64], group: Group, contents: Contents
-) -> None:
-    """Add the rows of all members of a call."""
-    for rank, sent, received in zip(group.ranks, *values, strict=True):
+    of, to = cells["of"].map(member), cells["to"]
+    sent = np.zeros((len(member), contents.experts if routing else len(member)), int)
+    dropped = np.zeros_like(sent)
+    sent[of, to if routing else to.map(member)] = cells["value"]
+    if routing:
+        dropped[of, to] = cells["dropped"]
+        if (dropped < 0).any():
+            dropped[:] = -1
+    for rank, *sides in zip(
+        group.ranks, sent, dropped if routing else sent.T, strict=True
+    ):
         contents.rows.append(
             Row(
                 rank=rank,
-                operation=ALL_TO_ALL if call.stage else ROUTING,
+                operation=ROUTING if routing else ALL_TO_ALL,
                 group=group,
-                sent=sent,
-                received=received,
-                dtype=call.dtype,
-                row_bytes=call.row_bytes,
-                phase=call.phase,
-                layer=call.layer,
-                label=call.label,
-                direction=call.direction,
-                source=Source[call.call_source.upper() or "ANNOTATED"],
-                iteration=call.iteration,
+                sent=sides[0],
+                received=sides[1],
+                dtype=call["dtype"],
+                row_bytes=call["row_bytes"],
+                phase=call["phase"],
+                layer=call["layer"],
+                label=call["label"],
+                direction=call["direction"],
+                source=Source[call["call_source"].upper() or "ANNOTATED"],
+                iteration=call["iteration"],
             )
         )
 
@@ -503,7 +395,8 @@ def matches_matrix(path: Path, beginning: str) -> bool:
     """Return whether a file begins with a row mostly of numbers, or a comment."""
     first = beginning.partition("\n")[0].partition("#")[0].replace(",", " ").split()
     numbers = sum(CELL.fullmatch(cell.lstrip("+-")) is not None for cell in first)
-    return 0 < len(first) <= 2 * numbers or beginning.startswith("#")
+    comment = beginning.startswith("#") and "algbw" not in beginning
+    return 0 < len(first) <= 2 * numbers or comment
 
 
 MATRIX = Importer(

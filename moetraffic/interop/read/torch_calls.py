@@ -37,7 +37,7 @@ from .rows import (
     ImportOptions,
     Row,
     Step,
-    too_few_ranks,
+    number_of_ranks,
 )
 
 C10D = "c10d::"
@@ -507,19 +507,18 @@ class RankFile:
     calls: list[tuple[Function, Collective, Times]]
     steps: Mapping[int, tuple[int, int, int]]  # iteration, begin, end, by its ``at``
     step_source: Source = Source.ANNOTATED
-    host: str = ""
-    seen: Counter[str] = field(default_factory=Counter)  # communication, by name
-    left_out: Counter[str] = field(default_factory=Counter)
 
-    def begins(self) -> tuple[int, int]:
-        """Return first iteration and time, by which the files of a rank are sorted."""
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last iteration, -1 without steps."""
         iterations = [iteration for iteration, _, _ in self.steps.values()]
-        times = [issue for _, _, (issue, _, _) in self.calls if issue != UNKNOWN_TIME]
-        return min(iterations, default=-1), min(times, default=UNKNOWN_TIME)
+        return min(iterations, default=-1), max(iterations, default=-1)
 
 
 def read_ranks(
-    read: Callable[[Path, int], RankFile], files: Sequence[Path], options: ImportOptions
+    read: Callable[[Path, int, Contents], RankFile],
+    files: Sequence[Path],
+    options: ImportOptions,
 ) -> Contents:
     """Read files that each hold one rank, and check that they are of one run.
 
@@ -527,15 +526,22 @@ def read_ranks(
     the number of files, if they are those of ranks 0, 1, 2 ...; the size of the
     largest group that a call implies.
     """
-    ranks = [read(file, options.ranks) for file in files]
+    contents = Contents()
+    ranks = [read(file, options.ranks, contents) for file in files]
     for file in ranks:
         for _, call, _ in file.calls:
             file.groups.widths[call.identity] |= {call.width} - {0}
-    contents = Contents()
+    ranks.sort(key=lambda file: (file.rank, file.span))
+    for one, other in pairwise(ranks):
+        if one.rank == other.rank and not 0 <= one.span[1] < other.span[0]:
+            raise TraceError(
+                f"a rank has one file, or one for each of several steps, but "
+                f"{one.path.name} and {other.path.name} are both of rank {one.rank}: "
+                "leave one of them out"
+            )
     contents.world, contents.world_by = _number_of_ranks(ranks, options)
-    _validate_parts(ranks)
     inferred: Counter[tuple[Group, str]] = Counter()
-    for file in sorted(ranks, key=lambda file: (file.rank, file.begins())):
+    for file in ranks:
         if contents.world and file.rank >= contents.world:
             raise TraceError(
                 f"{file.path.name} is of rank {file.rank}, but the run has "
@@ -543,17 +549,13 @@ def read_ranks(
             )
         file.groups.set_world(contents.world)
         contents.files[file.rank] = file.path.name
-        contents.nodes[file.rank] = file.host
-        contents.seen += file.seen
-        for why, number in file.left_out.items():
-            contents.left_out[file.rank, why] += number
         _add_rows(file, contents, inferred)
     for (group, reason), count in inferred.items():
-        members = rank_span(group.ranks)
-        what = f"group of {count} calls inferred as {group.kind} {members}"
-        if group.kind == UNKNOWN:
-            what = f"group of {count} calls unknown within ranks {members}"
-        contents.inferred.append(f"{what}: {reason}")
+        what = "unknown within ranks" if group.kind == UNKNOWN else "inferred as"
+        kind = "" if group.kind == UNKNOWN else f"{group.kind} "
+        contents.inferred.append(
+            f"group of {count} calls {what} {kind}{rank_span(group.ranks)}: {reason}"
+        )
     return contents
 
 
@@ -569,52 +571,23 @@ def _number_of_ranks(
             f"{other} of {many}: leave one of them out"
         )
     widest = max(f.groups.widest for f in files)
-    world, by = widest, "the largest group of a call, by its parts"
     ranks = {f.rank for f in files}
     if options.ranks:
-        least = max(widest, *stated, 0)
-        if options.ranks < least:
-            raise too_few_ranks(least, options)
-        world, by = options.ranks, "--ranks"
-    elif stated:
-        world, by = next(iter(stated)), "the files, which state it"
-    elif len(ranks) > 1 and ranks == set(range(len(ranks))) and widest <= len(ranks):
-        world, by = len(ranks), "the number of files, one for each rank"
-    if world > MOST_RANKS:
-        raise TraceError(
-            f"a run has at most {MOST_RANKS} ranks, but a file has {world}: correct it "
-            "there"
-        )
-    return world, by if world else ""
-
-
-def _validate_parts(files: Sequence[RankFile]) -> None:
-    """Check that several files of a rank are of different steps."""
-    by_rank: defaultdict[int, list[RankFile]] = defaultdict(list)
-    for file in files:
-        by_rank[file.rank].append(file)
-    for rank, parts in by_rank.items():
-        spans = sorted(
-            (min(numbers), max(numbers))
-            for part in parts
-            if (numbers := [iteration for iteration, _, _ in part.steps.values()])
-        )
-        apart = all(a[1] < b[0] for a, b in pairwise(spans))
-        if len(parts) > 1 and (len(spans) < len(parts) or not apart):
-            raise TraceError(
-                f"a rank has one file, or one for each of several steps, but "
-                f"{parts[0].path.name} and {parts[1].path.name} are both of rank "
-                f"{rank}: leave one of them out"
-            )
+        return number_of_ranks(max(widest, *stated, 0), "", options)
+    if stated:
+        return number_of_ranks(max(stated), "the files, which state it", options)
+    if len(ranks) > 1 and ranks == set(range(len(ranks))) and widest <= len(ranks):
+        return len(ranks), "the number of files, one for each rank"
+    by = "the largest group of a call, by its parts" if widest else ""
+    return number_of_ranks(widest, by, options)
 
 
 def _add_rows(
     file: RankFile, contents: Contents, inferred: Counter[tuple[Group, str]]
 ) -> None:
     """Add the rows and steps of one rank's file; count groups that are inferred."""
-    begins, before = sorted(file.steps), len(contents.rows)
+    begins, before, last = sorted(file.steps), len(contents.rows), -1
     threads: dict[int, int] = {}
-    last = -1
     for function, call, (issue, start, end) in file.calls:
         row, why = _row(file, contents, call, inferred, len(contents.rows) - before)
         step = bisect_right(begins, function.at) - 1
@@ -629,18 +602,11 @@ def _add_rows(
         row.iteration = file.steps[begins[step]][0] if begins else -1
         last = max(last, row.iteration)
         contents.rows.append(row)
-    for at in begins:
-        iteration, begin, end = file.steps[at]
-        if iteration <= last:  # the last step marker begins a step without calls
-            contents.steps.append(
-                Step(
-                    rank=file.rank,
-                    iteration=iteration,
-                    start=begin,
-                    end=end,
-                    source=file.step_source,
-                )
-            )
+    # the last step marker begins a step without calls
+    spans = [file.steps[at] for at in begins if file.steps[at][0] <= last]
+    contents.steps += [
+        Step(file.rank, *span, source=file.step_source) for span in spans
+    ]
 
 
 def _row(

@@ -137,7 +137,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Contents:
     return read_ranks(_read_rank, files, options)
 
 
-def _read_rank(path: Path, assumed: int) -> RankFile:
+def _read_rank(path: Path, _: int, contents: Contents) -> RankFile:
     """Read one rank's profile."""
     profile = _scanned(path)
     stated = profile.about.get("distributedInfo")
@@ -164,11 +164,11 @@ def _read_rank(path: Path, assumed: int) -> RankFile:
         if call.operation:
             calls.append((event, call, _times(pair, own, profile, base)))
     steps = profile.steps or _steps_of_optimizers(profile)
-    left_out = {
-        f"kernels {name}, {NO_BYTES}": count
-        for name, count in profile.senders.items()
-        if not OF_NCCL.search(name)  # of no collective of torch
-    }
+    contents.nodes[rank] = words(profile.about.get("host_name"))
+    contents.seen += profile.seen + profile.senders
+    for name, count in profile.senders.items():
+        if not OF_NCCL.search(name):  # of no collective of torch
+            contents.left_out[rank, f"kernels {name}, {NO_BYTES}"] += count
     return RankFile(
         path=path,
         rank=rank,
@@ -179,9 +179,6 @@ def _read_rank(path: Path, assumed: int) -> RankFile:
             for begin, (iteration, end) in steps.items()
         },
         step_source=Source.ANNOTATED if profile.steps else Source.LINKED,
-        host=words(profile.about.get("host_name")),
-        seen=profile.seen + profile.senders,
-        left_out=Counter(left_out),
     )
 
 
