@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from moetraffic.capture.training import capture_run
     from moetraffic.fabric.named import load_fabric
     from moetraffic.interop import import_trace
-    from moetraffic.interop.anonymization import anonymize
+    from moetraffic.interop.anonymize import anonymize
     from moetraffic.interop.write import export_trace
     from moetraffic.policies.evaluate import evaluate
     from moetraffic.policies.schedule import circuits
@@ -91,7 +91,7 @@ _MODULES = {
     "Recorder": "moetraffic.capture",
     "Trace": "moetraffic.trace",
     "analyze": "moetraffic.analysis",
-    "anonymize": "moetraffic.interop.anonymization",
+    "anonymize": "moetraffic.interop.anonymize",
     "capture_run": "moetraffic.capture.training",
     "circuits": "moetraffic.policies.schedule",
     "compare": "moetraffic.analysis",

@@ -1089,11 +1089,20 @@ COLUMNS: dict[str, Column] = {
         "bool",
         "whether it is below the standard deviation over seeds",
     ),
+    # ---- import ----------------------------------------------------------------------
+    "calls_read": Column("calls", "d", "", "int64", "calls in the imported files"),
+    "calls_with_sizes": Column(
+        "with sizes", "d", "", "int64", "calls of which bytes or tokens are known"
+    ),
+    "calls_with_layer": Column("with layer", "d", "", "int64", "stated or inferred"),
+    "calls_with_phase": Column("with phase", "d", "", "int64", "stated or inferred"),
+    "missing": Column("missing", "", "", "str", "what an import lacks, and why"),
     # ---- export ----------------------------------------------------------------------
     "format": Column("--to", "", "", "str", "file format of another tool"),
     "output": Column("-o", "", "", "str", "suffix of the file's name, or a folder"),
     "contents": Column("contents", "", "", "str", "what a file of the format holds"),
     "read_by": Column("read by", "", "", "str", "tools that read the format"),
+    "removed": Column("removed", "", "", "str", "texts that --anonymous removed"),
     "limits": Column("limits", "", "", "str", "what the format cannot represent"),
 }
 

@@ -10,6 +10,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import Layout
 from moetraffic.patterns.placement import place as place_experts
 from moetraffic.trace import Trace
+from moetraffic.trace.what_if.loads import is_load, over_ranks
 from moetraffic.trace.what_if.relocate import Relocation, relocate
 
 
@@ -30,7 +31,8 @@ def place(
     Parameters
     ----------
     trace
-        A run with data and expert parallelism whose demand is known.
+        A run with data and expert parallelism whose demand is known, or a load of
+        experts, which needs ``ep``.
     ep
         Expert-parallel ranks; None keeps those of the trace.
     ranks
@@ -58,6 +60,8 @@ def place(
         If the trace does not hold the routing of all ranks.
     """
     trace = Trace.open(trace)
+    if is_load(trace):
+        trace = over_ranks(trace, ranks if ep is None else ep, needed=True)
     world = trace.meta.world if ranks is None else ranks
     width = trace.meta.ep if ep is None else ep
     given = {"replicas": replicas, "every": every, "ranks": world, "ep": width}

@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 ROOMS = {
     "recording": ("demo", "capture", "run", "watch", "merge", "build", "doctor"),
-    "traces": ("info", "import", "export", "anonymize", "generate"),
+    "traces": ("info", "import", "export", "generate"),
     "analysis": ("analyze", "compare", "plot", "report"),
     "networks": ("replay", "bench", "fabric", "schedule", "evaluate", "place"),
     "modeling": ("models", "pattern", "estimate"),

@@ -1,6 +1,5 @@
-"""Import the files of other tools as traces."""
+"""Import the files of other tools as traces, and export traces to them."""
 
-from .importer import ImportOptions
-from .importers import FORMATS, import_files, import_trace
+from .read import FORMATS, ImportOptions, import_files, import_trace
 
 __all__ = ["FORMATS", "ImportOptions", "import_files", "import_trace"]

@@ -40,6 +40,7 @@ from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.spelling import check_choice
 
 from .collectives import COLLECTIVES, UNEVEN, convention, steps, wire_bytes
+from .nccl_tests import is_nccl_tests, measurements
 
 FAR = 3.5 / 0.6745
 """Median absolute deviations from the median from which on a value is an outlier."""
@@ -398,13 +399,16 @@ def read_table(path: str | Path) -> BandwidthTable:
     A CSV has a line a measurement and columns as the fields of :class:`Sample`, of
     which collective, ranks, size_bytes and time_us are needed; a JSON document has
     objects in a list ``rows``, or in the table of a result.  Other columns are passed
-    over.  AnalysisError if it cannot be read or is no such file.
+    over.  The text that nccl-tests prints is read, too.  AnalysisError if the file
+    cannot be read or is none of these.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
         if str(path).endswith(".json"):
             document = json.loads(text)
             rows = document.get("rows") or document["tables"]["measurements"]
+        elif is_nccl_tests(text):
+            rows = measurements(text.splitlines(), Path(path).name)
         else:
             lines = [ln for ln in text.splitlines() if ln and not ln.startswith("#")]
             rows = list(csv.DictReader(lines))
@@ -413,7 +417,7 @@ def read_table(path: str | Path) -> BandwidthTable:
         why = getattr(error, "strerror", None) or error
         raise AnalysisError(
             f"{path} has no measurements ({why}): give a file that moetraffic bench "
-            "wrote"
+            "or nccl-tests wrote"
         ) from None
     return BandwidthTable(samples(rows, str(path)))
 

@@ -26,6 +26,7 @@ from moetraffic.result import Result
 from moetraffic.spelling import check_choice, nearest
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names
+from moetraffic.trace.what_if.loads import EQUAL_SHARES, over_ranks
 
 from .catalog import Maker, first_line, policy_maker, validated
 from .cluster import Cluster
@@ -80,6 +81,7 @@ class Conditions:
     iterations: range | None
     most: int
     seed: int
+    ep: int | None  # ranks of a load without source ranks
     networks: Mapping[str, Any] | None  # None: those of the options
     options: Mapping[str, Any] = field(default_factory=dict)  # of networks_of
 
@@ -95,6 +97,7 @@ def evaluate(
     phase: str = "dispatch",
     layers: Sequence[int] | str | int | None = None,
     iterations: range | str | None = None,
+    ep: int | None = None,
     most: int = MOST_SERVED,
     seed: int = 0,
     client: Any = None,
@@ -124,6 +127,8 @@ def evaluate(
         Iterations that a plan serves.
     phase, layers, iterations
         Selection of exchanges.
+    ep
+        Ranks that share a load of experts without source ranks.
     most
         Maximum number of iterations that are served.
     seed
@@ -182,6 +187,7 @@ def evaluate(
         phase=phase,
         layers=None if chosen is None else tuple(chosen),
         iterations=iteration_range(iterations),
+        ep=ep,
         most=most,
         seed=seed,
         networks=networks,
@@ -245,6 +251,8 @@ class Bench:
     """The series of one trace, and the forecasts and bounds that policies share."""
 
     def __init__(self, trace: Trace | ExchangeSeries, conditions: Conditions) -> None:
+        if isinstance(trace, Trace):
+            trace = over_ranks(trace, conditions.ep, needed=True)
         self.trace, self.conditions = trace, conditions
         self.name = str(trace.name)
         networks = conditions.networks
@@ -287,6 +295,7 @@ class Bench:
         if isinstance(self.trace, Trace):
             newest = int(self.trace.iterations[-1])
             notes = beyond_last(self.conditions.iterations, newest)
+            notes += [EQUAL_SHARES] * (self.conditions.ep is not None)
         shapes = [truth.shape[1] for truth in read.layers.values()]
         run = {
             "file": self.name,

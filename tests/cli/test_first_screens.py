@@ -33,7 +33,7 @@ SIZE = re.compile(r"(written: [\w.]+, )[\d.]+ \w*B")
 COMMANDS = {
     "analyze": "analyze run.h5",
     "analyze-long": "analyze long.h5 --layers 0",
-    "anonymize": "anonymize run.h5 -o shared.h5",
+    "export-anonymous": "export run.h5 --anonymous -o shared.h5",
     "bench": "bench all_reduce --show big-red-200 --nproc 8 --span 2 -b 300000",
     "compare": "compare run.h5 other.h5",
     "compare-against": "compare shuffled.h5 --against rerun1.h5 rerun2.h5 rerun3.h5",

@@ -42,10 +42,12 @@ def test_matrices_without_a_layer_are_named_by_another_import(
 ) -> None:
     output, table = tmp_path / "run.h5", EXAMPLES / "matrix.txt"
     assert main(["import", str(table), "-o", str(output)]) == 0
-    assert "import again with --experts E --k K" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "all_to_all 1 1 0 0" in said  # calls, with sizes, layer and phase
+    assert "--experts or --k: each matrix is a layer's dispatch" in said
     again = ["--experts", "8", "--k", "2", "--force"]
     assert main(["import", str(table), "-o", str(output), *again]) == 0
-    assert "MoE layer 0, 8 experts" in capsys.readouterr().out
+    assert "all_to_all 1 1 1 1" in " ".join(capsys.readouterr().out.split())
 
 
 def test_contradictions_write_nothing_unless_kept(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import TraceError
-from moetraffic.interop import import_files
-from moetraffic.interop import kineto as profiles
+from moetraffic.interop import ImportOptions, import_files
+from moetraffic.interop.read import torch_profile
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from moetraffic.trace.merge.merging import Merged
 from moetraffic.trace.model import Presence, Source
@@ -75,9 +75,10 @@ def test_every_call_is_as_the_recorder_saw_it(profiled: Path, kind: str) -> None
 
 
 def test_a_forward_call_and_its_backward_are_linked(profiled: Path) -> None:
-    record, world = profiles.read(files(profiled, "profiler")[0], None)
-    assert (record.rank, world) == (0, 4)
-    payload = [c for c in record.calls if c.dtype == "float32" and len(c.sent) == 4]
+    first = files(profiled, "profiler")[:1]
+    contents = torch_profile.read(first, ImportOptions())
+    assert (set(contents.files), contents.world) == ({0}, 4)
+    payload = [r for r in contents.rows if r.dtype == "float32" and len(r.sent) == 4]
     exchanges = [c for c in payload if c.link >= 0]
     assert len(exchanges) == 3 * 4
     for step in range(3):
@@ -127,16 +128,6 @@ def test_a_missing_rank_is_recovered_from_its_peers(profiled: Path, kind: str) -
     assert (
         (trace.presence(of) == Presence.RECOVERED) == [False, False, True, False]
     ).all()
-
-
-def test_recovered_rows_are_marked_in_the_file(profiled: Path, tmp_path: Path) -> None:
-    _, merged = import_files(files(profiled, "profiler")[1:])
-    merged.trace.save(tmp_path / "run.h5")
-    with Trace.open(tmp_path / "run.h5") as trace:
-        of = trace.find(operation=ALL_TO_ALL)
-        assert (trace.presence(of) == Presence.RECOVERED)[:, 0].all()
-        assert not (trace.presence(of) == Presence.RECOVERED)[:, 1:].any()
-        assert len(trace.complete(of)) == len(of)
 
 
 def rewritten(

@@ -200,6 +200,37 @@ def test_a_csv_of_anyone_is_read(tmp_path):
     assert float(got.time_s) == pytest.approx(15e-6)
 
 
+ALLTOALL = """\
+# Collective test starting: alltoall_perf
+#  Rank  0 Group  0 Pid 7 on    Node1 device  0 [0000:4e:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid 8 on    Node2 device  0 [0000:5f:00] NVIDIA H100 80GB HBM3
+#       size         count      type   redop    root     time   algbw   busbw  #wrong
+           8         2     float    none      -1    20.00    0.00    0.00      0  \
+21.00    0.00    0.00    N/A
+     1048576    262144     float    none      -1   100.00   10.49    5.24      0  \
+  N/A     N/A     N/A    N/A
+# Avg bus bandwidth    : 2
+"""
+
+
+def test_the_text_of_nccl_tests_is_read(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(ALLTOALL)
+    (curves,) = read_table(log).curves.values()
+    assert [(c.collective, c.ranks, c.size.tolist()) for c in curves] == [
+        ("all_to_all", 2, [8, 1048576])
+    ]
+    assert next(iter(read_table(log).curves))[3] == 2  # hosts
+    # of ranks that are not listed, busbw states the number
+    log.write_text(ALLTOALL.replace("5.24", "7.86"))
+    assert next(iter(read_table(log).curves.values()))[0].ranks == 4
+    log.write_text(ALLTOALL.replace("alltoall_perf", ""))
+    with pytest.raises(AnalysisError, match="does not name its test"):
+        read_table(log)
+    log.rename(tmp_path / "alltoall_perf.txt")
+    assert read_table(tmp_path / "alltoall_perf.txt")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

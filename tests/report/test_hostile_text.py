@@ -87,7 +87,7 @@ EVERY = (
     "schedule {0} {0} --plot {1}/jobs.png",
     "place {0} --ep 2 -o {1}/placed.h5",
     "doctor --for {0}",
-    "anonymize {0} -o {1}/shared.h5",
+    "export {0} --anonymous -o {1}/shared.h5",
     "export {0} --to csv -o {1}/out.csv",
     "export {0} --to htsim -o {1}/out.cm",
     "export {0} --to perfetto -o {1}/out.json",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import TraceError
-from moetraffic.interop.anonymization import anonymize
+from moetraffic.interop.anonymize import anonymize
 from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.choices import expert_ids, expert_mask
 from moetraffic.trace.matrix import contiguous_placement

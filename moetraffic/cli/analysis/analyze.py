@@ -12,6 +12,7 @@ from typer import Option
 from moetraffic.cli.output import progress
 from moetraffic.cli.show import AllTables, AsJson, Force, Only, Output, show
 from moetraffic.report.console.options import (
+    Ep,
     Iterations,
     Layers,
     Phase,
@@ -27,6 +28,7 @@ METHOD = "Method"
 
 def analyze(
     traces: Annotated[list[Path], trace_argument("Trace files.")],
+    ep: Ep = None,
     layers: Layers = None,
     phase: Phase = "dispatch",
     iterations: Iterations = None,
@@ -66,6 +68,7 @@ def analyze(
     from moetraffic.analysis import analyze as analyzed
     from moetraffic.analysis import effort
     from moetraffic.analysis.trace_analysis import PARTS, SCREEN
+    from moetraffic.trace.what_if.loads import over_ranks
 
     complete = tables or as_json or only is not None or output is not None
     ahead = positive_numbers(horizons, "horizons are iterations ahead", "1,10,100")
@@ -79,9 +82,12 @@ def analyze(
         if dask is not None:
             from moetraffic.analysis.cluster import connected, on_cluster
         client = nullcontext() if dask is None else connected(dask)
-        with Trace.open(path) as trace, client as cluster:
+        with Trace.open(path) as opened, client as cluster:
+            trace = over_ranks(opened, ep)
             total = effort(trace, **chosen)
-            mapper = None if dask is None else on_cluster(cluster, path, **chosen)
+            mapper = None
+            if dask is not None and ep is None:
+                mapper = on_cluster(cluster, path, **chosen)
             with progress(f"analyzing {path.name}", total, quiet=as_json) as tick:
                 results.append(
                     analyzed(

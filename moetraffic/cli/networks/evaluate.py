@@ -24,6 +24,7 @@ from moetraffic.cli.show import (
 )
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
+    Ep,
     Iterations,
     Layers,
     Phase,
@@ -164,6 +165,7 @@ def evaluate(
     groups: Annotated[
         int, _help("Groups of experts that share a node.", PLACEMENT, min=1)
     ] = 1,
+    ep: Ep = None,
     layers: Layers = None,
     phase: Phase = "dispatch",
     iterations: Iterations = None,
@@ -204,6 +206,7 @@ def evaluate(
             age=positive_numbers(age, "ages are iterations", "--age 1,5"),
             hold=hold,
             most=most,
+            ep=ep,
             **selection(layers, iterations, phase),
             client=cluster,
             on_run=tick,

@@ -68,10 +68,14 @@ def place(
     """
     validate_outputs((output,), (trace,), force=force)
     from moetraffic.analysis.placement import place as place_experts
+    from moetraffic.trace.what_if.loads import is_load, over_ranks
 
     with Trace.open(trace) as opened:
+        given = opened
+        if is_load(opened):
+            given = over_ranks(opened, ep or ranks, needed=True)
         moved = place_experts(
-            opened,
+            given,
             ep=ep,
             ranks=ranks,
             placement=placement,
@@ -81,7 +85,7 @@ def place(
         )
         moved.save(output, force=force)
         experts = moved.meta.experts
-        before, after = asdict(totals(opened)), asdict(totals(moved))
+        before, after = asdict(totals(given)), asdict(totals(moved))
     rows = [
         {
             "file": str(path),

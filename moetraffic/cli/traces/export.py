@@ -9,7 +9,7 @@ import typer
 
 from moetraffic.cli.show import AsJson, Force, show
 from moetraffic.errors import TraceError
-from moetraffic.files import validate_other_than_input
+from moetraffic.files import validate_other_than_input, validate_outputs
 from moetraffic.report.console.options import Iterations, Layers, option
 from moetraffic.result import Result
 from moetraffic.trace import PHASES, Trace
@@ -54,6 +54,12 @@ def export(
     unit: str = option(
         "B", "Unit for nccl-tests: B, or KiB for older releases.", panel=FORMAT
     ),
+    anonymous: bool = option(
+        False,
+        "Remove names of hosts, users, paths and programs; without --to, write a trace "
+        "to share.",
+        "--anonymous",
+    ),
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -64,6 +70,9 @@ def export(
 
     Example: moetraffic export run.h5 --to htsim --pace asap -o run.cm
     """
+    if to == LIST and anonymous and trace is not None and output is not None:
+        show(_anonymous(trace, output, force=force), as_json=as_json)
+        return
     if to == LIST:
         if trace is not None:
             raise TraceError(
@@ -78,6 +87,7 @@ def export(
             f"an export needs a trace and an output, but {missing} is not given: "
             f"moetraffic export run.h5 --to {to[:40]} -o OUT"
         )
+    from moetraffic.interop.anonymize import anonymize
     from moetraffic.interop.write import ExportOptions, export_trace, exporter_named
 
     exporter_named(to).check_output(output, force=force)
@@ -93,7 +103,8 @@ def export(
         unit=unit,
     )
     with Trace.open(trace) as opened:
-        done = export_trace(opened, output, to, options=options, force=force)
+        source = anonymize(opened).trace if anonymous else opened
+        done = export_trace(source, output, to, options=options, force=force)
     files = "1 file" if len(done.files) == 1 else f"{len(done.files)} files"
     result = Result(
         verb="export",
@@ -103,6 +114,24 @@ def export(
         data={"format": done.format, "output": str(output), "bytes": done.bytes},
     )
     show(result, as_json=as_json)
+
+
+def _anonymous(trace: Path, output: Path, *, force: bool) -> Result:
+    """Write a trace without identifying texts."""
+    from moetraffic.interop.anonymize import anonymize
+
+    validate_outputs((output,), (trace,), force=force)
+    with Trace.open(trace) as opened:
+        done = anonymize(opened)
+        done.trace.save(output, force=force)
+    return Result(
+        verb="export",
+        head=f"{output}: the trace without names of hosts, users, paths and programs",
+        tables={"removed": [{"removed": what} for what in done.removed]},
+        screen=("removed",),
+        verdict=("All numbers are kept: sizes, counts, times, losses, layout, seed.",),
+        data={"output": str(output), "removed": list(done.removed)},
+    )
 
 
 def _interval_ns(every: str | None) -> int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
-from moetraffic.cli.show import AllTables, AsJson, Force, Only, show_trace
+from moetraffic.cli.show import AllTables, AsJson, Force, Only, show
 from moetraffic.files import validate_outputs
 from moetraffic.report.console.options import option, trace_output
+from moetraffic.result import Result
 from moetraffic.trace import ALL_TO_ALL, ROUTING
+from moetraffic.trace.merge.merging import Merged
 from moetraffic.trace.model import MOST_ROW_BYTES
 
 MOST = 1 << 16
@@ -66,8 +70,12 @@ def import_(
         min=0,
         max=MOST,
     ),
-    pp: int = option(
-        1, "Number of pipeline stages, for megatron files.", min=1, max=MOST
+    pp: int | None = option(
+        None,
+        "Number of pipeline stages, for megatron files.",
+        shown="unknown",
+        min=1,
+        max=MOST,
     ),
     unit: str | None = option(
         None, "Unit of the numbers in a matrix: B, KiB, MiB or GiB.", shown="KiB"
@@ -98,24 +106,59 @@ def import_(
         tokens=tokens,
         row_bytes=row_bytes,
         ep=ep,
-        pp=pp,
+        pp=pp or 0,
         unit=unit or "",
     )
-    found, merged = import_files(files, format=format or "", options=options, keep=keep)
+    name, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
-    path = shlex.quote(str(output))
+    result = _read(merged, output, name)
+    show(result, as_json=as_json, tables=tables, only=only)
+
+
+def _read(merged: Merged, output: Path, name: str) -> Result:
+    """Say what was read: calls by operation, and what is missing and why."""
+    trace, path = merged.trace, shlex.quote(str(output))
+    names = ("calls_read", "calls_with_sizes", "calls_with_layer", "calls_with_phase")
+    counts: dict[str, Counter[str]] = {}
+    for number, site in enumerate(trace.sites):
+        calls = np.flatnonzero(trace.occurrences.site == number)
+        present = trace.present(calls)
+        if min(site.peers) >= 0:
+            present = present[:, list(site.peers)]
+        sized = int(present.all(axis=1).sum())
+        layers, phases = len(calls) * (site.layer >= 0), len(calls) * bool(site.phase)
+        numbers = zip(names, (len(calls), sized, layers, phases), strict=True)
+        counts.setdefault(site.operation, Counter()).update(dict(numbers))
+    iterations = len(trace.iterations)
     verbs = [f"analyze {path} (claims)"]
-    operations = {site.operation for site in merged.trace.sites}
-    if operations - {ROUTING}:
+    if counts.keys() - {ROUTING}:
         verbs.append(f"fabric {path} --capacity 100Gbps (links)")
-    if ALL_TO_ALL in operations:
+    if ALL_TO_ALL in counts:
         verbs.append(f"replay {path} -o again.h5")
-    show_trace(
-        output,
-        as_json=as_json,
-        tables=tables,
-        only=only,
-        merged=merged,
-        following=f"Next: {'; '.join(f'moetraffic {verb}' for verb in verbs)}",
-        format=found,
+    meta = trace.meta
+    remarks = [remark for remark in (meta.schedule, meta.inferred) if remark]
+    return Result(
+        verb="import",
+        head=f"{output}: {meta.world} rank{'s' * (meta.world > 1)} and {iterations} "
+        f"iteration{'s' * (iterations != 1)}, from {name} files",
+        tables={
+            "calls": [
+                {"operation": operation, **{name: of[name] for name in names}}
+                for operation, of in counts.items()
+            ],
+            "missing": [{"missing": what} for what in merged.missing],
+        },
+        screen=("calls", "missing"),
+        captions={
+            "calls": "with sizes: of all members; layers and phases: inferred, too"
+        },
+        verdict=(f"Next: {'; '.join(f'moetraffic {verb}' for verb in verbs)}",),
+        notes=(*(f"contradiction: {c}" for c in merged.contradictions), *remarks),
+        data={
+            "format": name,
+            "file": str(output),
+            "meta": meta.as_dict(),
+            "missing": list(merged.missing),
+            "contradictions": list(merged.contradictions),
+        },
     )

@@ -6,6 +6,7 @@ A row of a table is a pair of ranks, or a rank and an expert.
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -265,7 +266,8 @@ def write_eplb(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write expert loads ``[layers, experts]`` int64, summed over all iterations.
 
     ``rebalance_experts(weight, ...)`` of deepseek-ai/EPLB ``eplb.py`` takes
-    ``torch.from_numpy(numpy.load("load.npy"))`` and converts it to float32.
+    ``torch.from_numpy(numpy.load("load.npy"))`` and converts it to float32.  SGLang's
+    ``--init-expert-location load.json`` reads JSON with a row for every layer from 0.
     """
     calls = find(trace, options, operation=ROUTING, direction="forward")
     calls = trace.complete(calls)
@@ -285,10 +287,17 @@ def write_eplb(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
         for begin in range(0, len(own), step):
             demand = trace.demand(own[begin : begin + step])
             load[row] += demand.sum(axis=(0, 1), dtype=np.int64)
-    with path.open("wb") as file:
-        np.save(file, load, allow_pickle=False)
+    rows = f"rows are the MoE layers {', '.join(map(str, layers))}, in this order"
+    if path.suffix == ".json":
+        whole = np.zeros((max(layers) + 1, load.shape[1]), np.int64)
+        whole[layers] = load
+        path.write_text(json.dumps({"logical_count": whole.tolist()}))
+        rows = f"rows are the layers 0 to {max(layers)}, 0 in those without experts"
+    else:
+        with path.open("wb") as file:
+            np.save(file, load, allow_pickle=False)
     lost = [
-        f"rows are the MoE layers {', '.join(map(str, layers))}, in this order",
+        rows,
         "token copies are summed over ranks, micro-batches and iterations",
     ]
     if int(load.max(initial=0)) > FLOAT32_EXACT:
@@ -324,7 +333,7 @@ NPZ = Exporter(
 )
 EPLB = Exporter(
     name="eplb",
-    what="token copies of each layer and expert, .npy",
+    what="token copies of each layer and expert, .npy, or .json for SGLang",
     readers="EPLB's rebalance_experts, vLLM, SGLang",
     limits="float32 there: exact up to 2^24 copies",
     suffix=".npy",

@@ -281,6 +281,15 @@ Layers = Annotated[
 Phase = Annotated[
     str, option(..., "Phase of the exchange whose wire bytes are used.", choices=PHASES)
 ]
+Ep = Annotated[
+    int | None,
+    option(
+        ...,
+        "Ranks that share the experts of a load without source ranks.",
+        min=1,
+        shown="none",
+    ),
+]
 SUMMED = "Collectives whose traffic is summed, such as all_to_all,all_reduce."
 Operations = Annotated[str | None, option(..., SUMMED, shown="all")]
 Algorithm = Annotated[
