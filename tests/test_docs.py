@@ -24,9 +24,9 @@ import torch
 import moetraffic
 from moetraffic.cli import main
 from moetraffic.data import path, runs
-from moetraffic.synthetic import preset_names
 from moetraffic.policies.optical import OpticalSwitch
 from moetraffic.policies.policy import View
+from moetraffic.synthetic import preset_names
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
