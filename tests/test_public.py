@@ -149,7 +149,7 @@ REFUSED: dict[str, Callable[[Trace], object]] = {
     "no file": lambda run: moetraffic.analyze("nothing.h5"),
     "A:B": lambda run: moetraffic.circuits(run, iterations="8:2"),
     "one is 'first'": lambda run: moetraffic.circuits(run, layers="first"),
-    "whole": lambda run: moetraffic.generate_trace(GOLDEN, iterations=5),
+    "30 iterations": lambda run: moetraffic.generate_trace(GOLDEN, iterations=5),
     "choose one": lambda run: moetraffic.replay_trace(run, nproc=2),
     "full, none": lambda run: moetraffic.replay_trace(run, verify="all"),
     "40 iterations": lambda run: moetraffic.compare_with_runs(run, [run]),

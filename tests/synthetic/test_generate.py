@@ -178,7 +178,7 @@ def test_a_model_comes_back_from_its_file(model: TrafficModel, tmp_path: Path) -
 
 
 def test_shipped_models_sample_their_tokens() -> None:
-    assert len(preset_names()) >= 11
+    assert len(preset_names()) == 12
     for name in preset_names():
         run = preset_model(name).sample(iterations=2)
         counts = next(run.counts.blocks())

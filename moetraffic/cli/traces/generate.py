@@ -117,7 +117,7 @@ def generate(
     model = None
     if not copy:
         count = max(len(sources), 1)
-        with progress("fitting", count, quiet=as_json, start=True) as tick:
+        with progress("fitting", count, quiet=as_json) as tick:
             model = model_of(sources or [preset], tick)
     elif preset or len(sources) > 1 or save_model or knobs != Knobs() or experts or k:
         raise LayoutError(
