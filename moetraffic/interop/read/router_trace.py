@@ -199,6 +199,7 @@ def _parsed(path: Path, contents: Contents) -> Iterator[tuple[int, Decision]]:
         step, layer = whole(line.get("step")), whole(line.get("layer"))
         tokens, topk = whole(line.get("num_tokens")), whole(line.get("topk"), 1)
         rank = whole(line.get("rank", rank_in_name(path)))
+        topk = None if topk is None or topk > LARGEST_EXPERT else topk
         if (
             (step is None or step >= MOST_ITERATIONS)
             or (layer is None or layer >= MOST_LAYERS)

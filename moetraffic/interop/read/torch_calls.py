@@ -389,7 +389,8 @@ class Groups:
         entries = listed if isinstance(listed, list) else []
         self.entries = [entry for entry in entries if isinstance(entry, dict)]
         sizes = [whole(e.get("group_size"), 1) for e in self.entries if not _ranks(e)]
-        self.stated = stated or max((n or 0 for n in sizes), default=0)
+        stated = stated or max((n or 0 for n in sizes), default=0)
+        self.stated, _ = number_of_ranks(stated, "", ImportOptions())
         self.widths: defaultdict[str, set[int]] = defaultdict(set)
         """Sizes of groups that calls imply, by what identifies the group."""
         self.set_world(self.stated)
@@ -421,8 +422,8 @@ class Groups:
         mesh = MESH.fullmatch(described)
         kind = mesh[1] if mesh else KINDS.get(described, "")
         if not kind:
-            everyone = self.world and tuple(ranks) == tuple(range(self.world))
-            kind = "world" if everyone else "other"
+            everyone = list(ranks) == list(range(self.world))
+            kind = "world" if everyone and ranks else "other"
         return Group(kind=kind, ranks=tuple(ranks))
 
     def described(self, told: Mapping[str, Any]) -> Group | None:
