@@ -35,7 +35,7 @@ def test_what_cannot_be_is_refused(
     ("arguments", "said"),
     [
         ("fabric run.h5 --nics 0", "NICs of a host must be at least 1"),
-        ("fabric run.h5 --topology dragonfly", "but none is given"),
+        ("fabric run.h5 --topology dragonfly", "give --shape 2x4x2 for 2 hosts"),
         ("fabric run.h5 --oversubscription -1", "give a number above 0"),
         ("compare run.h5 run.h5 --iterations 900:", "iterations from 900 on are none"),
         ("place run.h5 -o n.h5 --ranks 0", "'--ranks': Input should be greater"),

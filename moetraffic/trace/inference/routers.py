@@ -49,9 +49,11 @@ def with_annotated_layers(record: Record) -> tuple[Record, str]:
     Returns the record, and a remark if the layers of a rank could not be matched.
     """
     sites = record.sites
-    ahead = np.array([s.layer >= 0 and s.direction in ("forward", "") for s in sites])
-    linked = np.array([s.source == Source.LINKED for s in sites])
-    operation = np.array([s.operation for s in sites])
+    ahead = np.array(
+        [s.layer >= 0 and s.direction in ("forward", "") for s in sites], bool
+    )
+    linked = np.array([s.source == Source.LINKED for s in sites], bool)
+    operation = np.array([s.operation for s in sites], str)
     hooked = ahead & linked & (operation == ROUTING)
     stated = ahead & ~linked & (operation == ALL_TO_ALL)
     if not (hooked.any() and stated.any()):

@@ -51,7 +51,9 @@ def sequence(plan, programs, rank):
 
 def told(pattern, rank):
     calls = [e.call for e in pattern.program(rank)]
-    groups = [pattern.group(c.group, rank) for c in calls]
+    groups = [
+        next(g for g in pattern.layout.groups(c.group) if rank in g) for c in calls
+    ]
     return [
         (c.operation, g, c.layer, c.phase)
         for c, g in zip(calls, groups, strict=True)
