@@ -651,7 +651,6 @@ def patterns_room() -> Cases:
         "ring",
         "direct",
         "double-tree",
-        "halving-doubling",
         "hierarchical",
     ):
         yield f"{name}/patterns/{algorithm}", partial(travelling, name, algorithm)
@@ -739,9 +738,16 @@ def studies_room() -> Cases:
     from moetraffic.studies import reproduce
 
     times = ("sc21_table1", "table5", "sc21_table2", "h100_dense", "h100_experts")
+    stripes = ("stripes_4_2_4", "stripes_4_4_4", "stripes_2_8_4")
+    # numbers of tables that are gone stay free
     names = {
-        "iteration_times": ("errors", "fits", "not_fitted", "layer", *times),
-        "sc21": ("sc21_table1", "sc21_table2", "sc21_ranking", "sc21_sizes"),
+        "apnet24": ("groups", *stripes, "estimates", "bubble"),
+        "sigmetrics24": (
+            *("communication", "throughput", "projection", ""),
+            *("model_parallel", "copies", "scaling"),
+        ),
+        "iteration_times": ("errors", "", "not_fitted", "", *times),
+        "sc21": ("sc21_table1", "sc21_table2", "sc21_ranking"),
     }
 
     def tables(name: str) -> Any:
@@ -750,6 +756,7 @@ def studies_room() -> Cases:
         return {"not_reproducible": len(study.data["not_reproducible"])} | {
             f"table{number}/row{n}": list(row.values())
             for number, table in enumerate(names.get(name, every))
+            if table
             for n, row in enumerate(study.rows(table))
         }
 

@@ -126,10 +126,6 @@ class Workload:
             kind: Any = kinds.get(name)
             names = {f.name for f in fields(kind)} if kind else set()
             names = set(LAYOUT) if name == "layout" else names
-            # earlier traces have a multiple instead of the width
-            if name == "model" and type(values.get("ffn_multiple")) is int:
-                hidden = values.get("hidden") or ModelShape.hidden
-                values["ffn"] = hidden * values.pop("ffn_multiple")
             if kind is None or not set(values) <= names:
                 raise LayoutError(
                     f"a workload has {', '.join(kinds)}, each with its own fields, "

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from moetraffic.data import path
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import (
     Gating,
@@ -20,7 +19,6 @@ from moetraffic.patterns import (
     parameter_count,
 )
 from moetraffic.patterns.workload import least_bytes
-from moetraffic.trace import Trace
 
 
 def made(part: str, **fields: Any) -> Workload:
@@ -101,16 +99,6 @@ def test_a_workload_has_the_fields_of_a_layout_that_training_reads(name: str) ->
     parts["layout"][name] = 0
     with pytest.raises(LayoutError, match=f"'layout' holds \\['{name}'\\]: remove"):
         Workload.from_json(json.dumps(parts))
-
-
-def test_the_width_of_earlier_releases_is_read() -> None:
-    with Trace.open(path("golden.h5")) as trace:
-        stored = trace.meta.workload
-    assert '"ffn_multiple": 4' in stored
-    model = Workload.from_json(stored.replace('multiple": 4', 'multiple": 3')).model
-    assert (model.hidden, model.ffn) == (16, 48)
-    with pytest.raises(LayoutError, match="ffn_multiple"):
-        Workload.from_json(stored.replace('multiple": 4', 'multiple": "4"'))
 
 
 @pytest.mark.parametrize("part", ['["hidden"]', "[]", "3", "null"])
