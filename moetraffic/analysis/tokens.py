@@ -50,6 +50,9 @@ MOST_PAIRS = 10
 LEVEL = 0.05
 """Probability that an interval does not hold the true value."""
 
+NEAR = 0.1
+"""Logits nearer than this to those that are asked for are moved by Newton's steps."""
+
 MOST_STEPS, CLOSE = 500, 1e-8
 """Maximum number of steps, and error of the loads at which a fit ends."""
 
@@ -338,7 +341,14 @@ def pair_probabilities(loads: npt.ArrayLike, k: int) -> Float64:
             load = np.clip((g @ a).real, 1e-300, 1 - 1e-16)
             if np.abs(load - given[free]).max() < CLOSE:
                 break
-            logits += logit(given[free]) - logit(load)
+            step = logit(given[free]) - logit(load)
+            if np.abs(step).max() < NEAR:  # Newton's step, by the choices' covariance
+                both = ((a * g[:, None]).T @ a).real
+                np.fill_diagonal(both, load)
+                covariance = both - np.outer(load, load)
+                away = given[free] - load
+                step = np.asarray(np.linalg.lstsq(covariance, away, rcond=None)[0])
+            logits += step
         pairs[np.ix_(free, free)] = np.maximum(((a * g[:, None]).T @ a).real, 0.0)
     np.fill_diagonal(pairs, 0)
     return pairs
