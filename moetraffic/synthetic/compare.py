@@ -28,7 +28,7 @@ from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
 
 from .counts import routing_counts
-from .statistics import LEAST, SHORTEST, STATISTICS, statistics
+from .statistics import LEAST, RANGES, SHORTEST, STATISTICS, statistics
 
 LEVEL = 0.05
 """Probability that one more real run lies outside in any statistic."""
@@ -133,6 +133,7 @@ def statistic_rows(
         theirs = np.array([run[name] for run in real])
         smallest, largest = float(theirs.min()), float(theirs.max())
         low, high, finds = prediction(theirs, STATISTICS[name], len(known))
+        low, high = np.clip((low, high), *RANGES.get(name, (0, np.inf))).tolist()
         value = synthetic[name]
         rows.append(
             {

@@ -33,6 +33,14 @@ STATISTICS = {
 }
 """Statistics and the scale on which runs scatter; ``moetraffic.columns`` has them."""
 
+RANGES = {
+    **dict.fromkeys(("entropy", "hot_kept"), (0.0, 1.0)),
+    **dict.fromkeys(
+        ("rank_correlation", "row_persistence", "layer_coupling"), (-1.0, 1.0)
+    ),
+}
+"""What shares and correlations can be."""
+
 LAGS = (5, 20)
 """Iterations over which changes are compared with those of one iteration."""
 
