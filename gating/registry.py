@@ -1,4 +1,4 @@
-"""Routers by name: of the table ``moetraffic.patterns.ROUTERS``, and installed ones.
+"""Routers by name: of the table ``moetraffic.workload.ROUTERS``, and installed ones.
 
 A package registers a router factory under the entry-point group
 ``moetraffic.routers``::
@@ -18,8 +18,7 @@ from inspect import signature
 from torch import nn
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import ROUTERS, Gating
-from moetraffic.workload.routing import ENTRY_POINTS, known_routers
+from moetraffic.workload.routing import ENTRY_POINTS, ROUTERS, Gating, known_routers
 
 from .router import Seeded
 

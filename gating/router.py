@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import ROUTERS
-from moetraffic.workload.routing import OptionValue, Setup
+from moetraffic.workload.routing import ROUTERS, OptionValue, Setup
 
 from .capacity import limit
 from .losses import load_balancing_loss, router_z_loss

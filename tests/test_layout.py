@@ -171,3 +171,13 @@ def test_no_message_names_a_file_that_only_the_repository_has() -> None:
             and re.search(r"\b(docs|examples|benchmarks|tests)/|\w\.md\b", node.value)
         ]
     assert not named
+
+
+def test_the_map_of_folders_is_that_of_the_tree() -> None:
+    house = (ROOT / "CONTRIBUTING.md").read_text().split("```")[1]
+    folders = {
+        path.parent.name
+        for path in (ROOT / "moetraffic").glob("*/__init__.py")
+        if not path.parent.is_symlink()
+    }
+    assert folders == set(re.findall(r"^  (\w+)/", house.split("gating/")[0], re.M))

@@ -2,7 +2,8 @@
 
 :meth:`MixtureOfExperts.forward` is the whole way, and :func:`exchange` the all-to-all.
 A layer has four of them: dispatch and combine, and in the backward pass the gradient of
-combine and that of dispatch.
+combine and that of dispatch; before the first, ranks tell how many rows come, unless
+they are padded.  Of virtual ranks (:mod:`.virtual_moe`) nothing is sent.
 
 Shape suffixes: T tokens of this rank, N kept copies of them, A copies that arrive at
 this rank, E experts, L = E/W local experts, W ranks of the expert-parallel group, C
@@ -289,6 +290,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
+        # the way back: combine_grad goes to the experts, dispatch_grad home
         with at(layer=ctx.layer, phase=f"{ctx.phase}_grad"):
             rows = _all_to_all(gradient, ctx.receive, ctx.send, ctx.group)
         return rows, None, None, None, None, None

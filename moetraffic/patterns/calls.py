@@ -725,7 +725,7 @@ class _OwnStage(Stage):
     def tensors(self) -> list[ModelTensor]:
         """What a rank of this stage holds."""
         spec = ROUTERS.get(self.gating.router)
-        gate = spec is None or not spec.needs_ids
+        gate = spec is None or spec.gate
         whole = model_tensors(self.shape, layers=self.chunks[0].layers, gate=gate)
         return [t.on_rank(tp=self.plan.tp, ep=self.plan.ep) for t in whole]
 

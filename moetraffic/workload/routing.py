@@ -121,6 +121,7 @@ class RouterSpec:
     capacity_factor: float | None = None  # the one that it has; None: any
     options: tuple[RouterOption, ...] = ()
     needs_ids: bool = False  # routes by token ids
+    gate: bool = True  # has a matrix of weights [E, h]
     rules: tuple[Rule, ...] = ()  # of a Setup; a later one may rely on earlier ones
 
     def settled(
@@ -392,6 +393,7 @@ _SPECS = (
         source="Roller et al., arXiv 2106.04426",
         options=(_SEED,),
         needs_ids=True,
+        gate=False,
     ),
     RouterSpec(
         name="sinkhorn",

@@ -37,6 +37,7 @@ def test_the_table_says_what_the_router_takes(name: str) -> None:
     for option in SPECS[name].options:
         assert option.default is None or option.accepts(option.default), option
     assert isinstance(router, Seeded) == ("seed" in own)
+    assert any(p.shape == (4, 8) for p in router.parameters()) == SPECS[name].gate
     assert ("k" in taken) == (SPECS[name].k is None)
 
 
