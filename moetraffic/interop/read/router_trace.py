@@ -35,7 +35,6 @@ from .rows import Contents, Importer, ImportOptions, Row, Step
 
 EMPTY = re.compile(r"router_trace_rank\d+\.jsonl")  # of a rank without experts
 LARGEST_EXPERT = 1 << 16
-DECODER = ("decoder", 0)
 UNSTAGED = (
     "the pipeline stages are not in the files, which number the layers of a stage, or "
     "of a virtual stage, alike: give --pp (1: there are none)"
